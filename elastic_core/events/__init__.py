@@ -1,0 +1,1 @@
+"""Facts folded to what people read: ledger, sample audit, report."""

@@ -1,0 +1,163 @@
+"""The job: what a person writes, the only user input of the product.
+
+One job file runs unchanged on local processes, on Docker and on AWS; only
+`pool` differs. Models are frozen and refuse unknown keys; every default is
+plain, so that the bare deployment run is accepted and the run form is usable.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from elastic_core.ids import NAME_PATTERN
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeBounds(_Model):
+    """How many nodes train."""
+
+    model_config = ConfigDict(title="Nodes")
+
+    min: int = Field(1, ge=1, le=10_000, description="Training waits below so many nodes.")
+    max: int = Field(4, ge=1, le=10_000, description="Nodes beyond so many stand by.")
+    target: int = Field(2, ge=1, le=10_000, description="Nodes to launch and keep.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max is {self.max}: min must not exceed max")
+        if not self.min <= self.target <= self.max:
+            raise ValueError(
+                f"target is {self.target}: it must lie between min ({self.min}) and max ({self.max})"
+            )
+        return self
+
+
+class ElasticOptions(_Model):
+    """How the training stays the same at every world size."""
+
+    model_config = ConfigDict(title="Elastic options")
+
+    global_batch: int = Field(
+        0,
+        ge=0,
+        description="Samples in one optimizer step at every world size; "
+        "0: the config's batchsize_per_replica times the target's workers.",
+    )
+    virtual_shards: int = Field(
+        4,
+        ge=1,
+        le=4096,
+        description="Fixed slices of a global batch, dealt to the workers: no more workers than this.",
+    )
+    deterministic: bool = Field(
+        False, description="Reduce gradients in one fixed order: bitwise equal on CPU, slower."
+    )
+    seed: int = Field(0, ge=0, description="Seed of sample order, augmentation and dropout.")
+    audit_samples: bool = Field(
+        True, description="Record the ids of every step, so that exactly-once can be shown."
+    )
+
+
+class ClassyTraining(_Model):
+    """Train a Classy Vision task on the elastic API: survivors keep process and state."""
+
+    model_config = ConfigDict(title="Classy Vision")
+
+    kind: Literal["classy"] = "classy"
+    config: str | dict[str, Any] = Field(
+        "examples/digits.json", description="Path of a Classy Vision JSON config, or the config."
+    )
+    user_package: str = Field(
+        "", description="Python package that registers your own datasets, models and transforms."
+    )
+    elastic: ElasticOptions = ElasticOptions()
+
+
+class ScriptTraining(_Model):
+    """Run any script that runs under torchrun; it restarts from its own checkpoints, warm."""
+
+    model_config = ConfigDict(title="Script")
+
+    kind: Literal["script"] = "script"
+    script: str = Field(..., min_length=1, description="Path of a Python script.")
+    args: tuple[str, ...] = Field((), description="Its arguments, passed on byte for byte.")
+    preload: tuple[str, ...] = Field(
+        (), description="Modules that the fork server imports before workers start."
+    )
+    start_method: Literal["fork", "spawn"] = Field(
+        "fork", description="fork: from a warmed process; spawn: a fresh interpreter each time."
+    )
+
+
+class LocalPool(_Model):
+    """Nodes are process groups on this machine."""
+
+    model_config = ConfigDict(title="Local processes")
+
+    kind: Literal["local"] = "local"
+
+
+class CheckpointPolicy(_Model):
+    """When durable checkpoints are written."""
+
+    model_config = ConfigDict(title="Checkpoints")
+
+    directory: str = Field("", description="Where; empty: `checkpoints` in the run's directory.")
+    every_steps: int = Field(0, ge=0, description="Write after so many steps; 0: by time.")
+    every_seconds: float = Field(30.0, gt=0, description="Write when so many seconds have passed.")
+    keep: int = Field(3, ge=1, description="Newest checkpoints kept; the last good one always is.")
+
+
+class Timeouts(_Model):
+    """Waits of the rendezvous, in seconds."""
+
+    model_config = ConfigDict(title="Timeouts")
+
+    lease_ttl: float = Field(3.0, ge=2, le=60, description="A silent node is gone after so long.")
+    last_call: float = Field(
+        5.0, ge=0, description="Wait for more nodes once min are ready and the target is not known."
+    )
+    join: float = Field(600.0, gt=0, description="Give up when min nodes have not come by then.")
+    probe: float = Field(0.3, gt=0, description="A node that does not answer a probe so long is lost.")
+    suspect: float = Field(0.7, gt=0, description="A silent neighbour is fenced after so long.")
+    stop_grace: float = Field(30.0, ge=0, description="Between SIGTERM and SIGKILL of a worker.")
+
+
+class JobSpec(_Model):
+    """A training job.
+
+    Raises:
+        pydantic.ValidationError: All mistakes at once; `elastic_core.model.job_file` words them.
+    """
+
+    model_config = ConfigDict(title="Job")
+
+    name: str = Field("digits", pattern=NAME_PATTERN, description="Lower-case letters, digits, dashes.")
+    pool: LocalPool = LocalPool()
+    nodes: NodeBounds = NodeBounds()
+    workers_per_node: int = Field(1, ge=1, le=64, description="Training processes on each node.")
+    training: Annotated[ClassyTraining | ScriptTraining, Field(discriminator="kind")] = ClassyTraining()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    resume: Literal["auto", "require", "never"] = Field(
+        "auto", description="auto: go on where an unfinished run of this job stopped."
+    )
+    max_restarts: int = Field(3, ge=0, description="Failures of workers, job-wide; never node losses.")
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if isinstance(self.training, ClassyTraining):
+            workers = self.nodes.max * self.workers_per_node
+            shards = self.training.elastic.virtual_shards
+            if workers > shards:
+                raise ValueError(
+                    f"training.elastic.virtual_shards is {shards}, but nodes.max x workers_per_node is "
+                    f"{workers}: raise virtual_shards or lower nodes.max"
+                )
+        return self

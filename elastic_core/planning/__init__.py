@@ -1,0 +1,1 @@
+"""Desired nodes against observed ones."""

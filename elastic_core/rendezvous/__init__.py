@@ -1,0 +1,1 @@
+"""How nodes agree on a generation: a pure coordinator and pure rank assignment."""

@@ -1,0 +1,204 @@
+"""What the coordinator is told, and what it asks for.
+
+Events are facts in past tense, commands are imperatives; both are frozen.
+Commands that write carry what they are based on, and their outcome comes back
+as an event: succeeded, conflicted or unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic_core.ids import NO_REVISION, LeaseId, NodeId, Revision
+from elastic_core.model.failure import Failure
+from elastic_core.model.membership import Assignment, Closed, Generation, Target
+from elastic_core.model.node import NodeRecord
+from elastic_core.model.progress import HistoryEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorPolicy:
+    """The bounds and waits of a run, in seconds, from `JobSpec` or torchrun's flags."""
+
+    min_nodes: int
+    max_nodes: int
+    last_call: float
+    join_timeout: float
+    probe_timeout: float
+    max_restarts: int
+    no_progress_limit: int = 3
+    """Failure generations in a row without a new step that end the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """All that the store knows of a run when a coordinator takes over, read at one revision.
+
+    Attributes:
+        current_revision: Revision of the last write of `current`, 0 if there is none.
+        members: Members of the current generation, read from its assignments and history.
+    """
+
+    nodes: tuple[NodeRecord, ...] = ()
+    joined: tuple[tuple[NodeId, Revision], ...] = ()
+    current: Generation | None = None
+    current_revision: Revision = NO_REVISION
+    history: HistoryEntry | None = None
+    failures: tuple[Failure, ...] = ()
+    target: Target | None = None
+    stop_reason: str | None = None
+    closed: Closed | None = None
+
+
+# ---- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """A node's record was written: it joined, or its phase, generation or reports changed.
+
+    Attributes:
+        joined: Store revision at which the node's key was created: the order of arrival.
+    """
+
+    record: NodeRecord
+    joined: Revision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGone:
+    """A node's key is gone: its lease ended, was revoked, or the node left."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAnswered:
+    """A probed node answered."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetChanged:
+    """The flow wants another number of nodes."""
+
+    target: Target | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """The run shall end at the next step boundary, its state saved."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReported:
+    """A node wrote down why its workers failed (in the transaction that sets its `failed`).
+
+    Arrival order is the store's order; the first that is no consequence is the root cause. A
+    failure that never formed a group (`started` is false) and is an exception, not a signal,
+    cannot be mended by a restart.
+    """
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitSucceeded:
+    """The commanded generation is `current` now."""
+
+    number: int
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFailed:
+    """The store refused or gave no answer; the driver read the truth again.
+
+    Attributes:
+        view: The store's state after the failed commit. If this node no longer leads, the driver
+            drops the coordinator instead of sending this event.
+    """
+
+    view: StoreView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAdvanced:
+    """A requested wake-up came."""
+
+
+CoordinatorEvent = (
+    NodeSeen
+    | NodeGone
+    | NodeAnswered
+    | TargetChanged
+    | StopRequested
+    | FailureReported
+    | CommitSucceeded
+    | CommitFailed
+    | TimeAdvanced
+)
+
+# ---- commands --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishGeneration:
+    """Write the assignments, then flip `current` and add the history entry, fenced.
+
+    Attributes:
+        based_on: Revision of `current` that this replaces, 0 for none.
+    """
+
+    entry: HistoryEntry
+    assignments: tuple[Assignment, ...]
+    based_on: Revision
+
+    @property
+    def generation(self) -> Generation:
+        """The generation to publish."""
+        return self.entry.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeNodes:
+    """Ask these nodes for a sign of life now; each answer comes back as `NodeAnswered`."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceNode:
+    """Revoke a silent node's lease; its key's end comes back as `NodeGone`."""
+
+    node_id: NodeId
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseRun:
+    """Write the outcome; agents end by it."""
+
+    closed: Closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Send `TimeAdvanced` at this monotonic time, instead of any wake-up asked for before."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do; said when the reason changes, so that silence is never a mystery."""
+
+    reason: str
+    facts: tuple[tuple[str, str], ...] = field(default=())
+
+
+CoordinatorCommand = PublishGeneration | ProbeNodes | FenceNode | CloseRun | WakeAt | Wait

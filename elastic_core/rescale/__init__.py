@@ -1,0 +1,1 @@
+"""When a run grows, shrinks or replaces nodes: ordered rules."""

@@ -1,0 +1,1 @@
+"""Thin Prefect tasks: one call each, retries, undo beside do."""

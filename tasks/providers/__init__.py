@@ -1,0 +1,1 @@
+"""Where nodes come from: local processes, Docker, AWS. No Prefect in here."""

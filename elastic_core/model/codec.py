@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=256)
 def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return TypeAdapter(cast(Any, kind))
 
 
 def encode(value: Any) -> bytes:

@@ -36,7 +36,7 @@ def parse_job(data: Mapping[str, Any], source: str) -> JobSpec:
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
-        raise RefusedInput([f"{source}: {_word(problem, data)}" for problem in error.errors()]) from error
+        raise RefusedInput([f"{source}: {_word(problem)}" for problem in error.errors()]) from error
 
 
 def load_job(path: Path) -> JobSpec:
@@ -62,7 +62,7 @@ def load_job(path: Path) -> JobSpec:
     return parse_job(data, str(path))
 
 
-def _word(problem: Any, data: Mapping[str, Any]) -> str:
+def _word(problem: Any) -> str:
     location = [part for part in problem["loc"] if part not in ("classy", "script", "local", "docker", "aws")]
     path = ".".join(str(part) for part in location) or "job"
     value = problem["input"]

@@ -1,0 +1,4 @@
+variable "cluster" {
+  description = "Prefix of the names."
+  type        = string
+}

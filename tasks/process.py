@@ -1,0 +1,152 @@
+"""Processes that outlive their starter: identity on disk, liveness, and an end that is certain.
+
+A pid alone is no identity: it comes back after a while, and after a reboot at
+once. `ProcessIdentity` adds the start time and the boot, so that a record on
+disk never points at a stranger. Waiting uses pidfds: no polling, and it works
+for processes that are not our children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """One process of this machine, for ever.
+
+    Attributes:
+        start_ticks: Field 22 of /proc/PID/stat: clock ticks since boot at which it started.
+        boot: The kernel's boot id.
+    """
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return who a pid is now, or None if no such process runs (a zombie does not run)."""
+    start = _start_of_running(pid)
+    return None if start is None else ProcessIdentity(pid=pid, start_ticks=start, boot=_boot())
+
+
+def spawn(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> int:
+    """Start a program as leader of its own session, its output appended to `log`; return its pid.
+
+    It outlives us: no terminal, no process group and no pipe ties it to its starter. Signals that
+    we ignore (a shell's background jobs ignore SIGINT) are not ignored by it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return os.posix_spawnp(
+        command[0],
+        list(command),
+        dict(environment),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+    )
+
+
+def is_running(process: ProcessIdentity) -> bool:
+    """Return whether this very process still runs."""
+    return identify(process.pid) == process
+
+
+def send(process: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal this very process; return False if it is gone. A successor of its pid is never hit."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The handle pins the process first, then the check holds for what the signal will reach.
+        if not is_running(process):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def wait_ended(processes: Collection[ProcessIdentity], timeout_s: float) -> set[ProcessIdentity]:
+    """Wait until all have ended or the time is up; return those that still run."""
+    deadline = time.monotonic() + timeout_s
+    poller = select.poll()
+    waiting: dict[int, ProcessIdentity] = {}
+    with contextlib.ExitStack() as handles:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(process.pid)
+                handles.callback(os.close, handle)
+                if is_running(process):
+                    waiting[handle] = process
+                    poller.register(handle, select.POLLIN)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for handle, _ in poller.poll(left * 1000):
+                poller.unregister(handle)
+                del waiting[handle]
+    return set(waiting.values())
+
+
+def end(processes: Collection[ProcessIdentity], grace_s: float) -> None:
+    """End processes: SIGTERM, then SIGKILL after `grace_s`; returns when all are gone."""
+    running = {process for process in processes if send(process, signal.SIGTERM)}
+    stubborn = wait_ended(running, grace_s)
+    for process in stubborn:
+        send(process, signal.SIGKILL)
+    wait_ended(stubborn, 5.0)
+
+
+def carrying(variable: str, value: str) -> list[ProcessIdentity]:
+    """Return all running processes whose environment at exec holds `variable=value`.
+
+    A mark in the environment reaches every descendant, whatever session or group it moved to,
+    and survives the death of all its ancestors.
+    """
+    mark = f"{variable}={value}".encode()
+    found = []
+    for pid in _pids():
+        try:
+            environment = (_PROC / str(pid) / "environ").read_bytes()
+        except OSError:  # it ended, or belongs to somebody else
+            continue
+        if mark in environment.split(b"\0") and (process := identify(pid)) is not None:
+            found.append(process)
+    return found
+
+
+def _pids() -> Iterator[int]:
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            yield int(entry.name)
+
+
+def _start_of_running(pid: int) -> int | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may itself hold blanks and parentheses.
+    fields = text.rpartition(")")[2].split()
+    state, start_ticks = fields[0], int(fields[19])
+    return None if state in ("Z", "X") else start_ticks
+
+
+def _boot() -> str:
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -103,6 +103,32 @@ class LocalPool(_Model):
     kind: Literal["local"] = "local"
 
 
+class DirectoryMount(_Model):
+    """A directory of the engine's machine, seen in every container."""
+
+    model_config = ConfigDict(title="Mount")
+
+    source: str = Field(..., min_length=1, description="Directory on the engine's machine.")
+    target: str = Field(..., pattern="^/", description="Absolute path in the container.")
+    read_only: bool = Field(True, description="Whether the container may only read it.")
+
+
+class DockerPool(_Model):
+    """Nodes are containers of the Docker engine that the environment names."""
+
+    model_config = ConfigDict(title="Docker")
+
+    kind: Literal["docker"] = "docker"
+    image: str = Field("elastic-train:latest", min_length=1, description="Image of agent and workers.")
+    shm_gib: float = Field(
+        1.0, ge=0.0625, description="Shared memory of a container in GiB; loader workers need it."
+    )
+    memory_gib: float = Field(0, ge=0, description="Memory limit of a container in GiB; 0: none.")
+    cpus: float = Field(0, ge=0, description="CPUs that a container may use; 0: all.")
+    gpus: int = Field(0, ge=-1, description="GPUs of a container; -1: all.")
+    mounts: tuple[DirectoryMount, ...] = Field((), description="Directories with data, mounted read-only.")
+
+
 class CheckpointPolicy(_Model):
     """When durable checkpoints are written."""
 
@@ -139,7 +165,7 @@ class JobSpec(_Model):
     model_config = ConfigDict(title="Job")
 
     name: str = Field("digits", pattern=NAME_PATTERN, description="Lower-case letters, digits, dashes.")
-    pool: LocalPool = LocalPool()
+    pool: Annotated[LocalPool | DockerPool, Field(discriminator="kind")] = LocalPool()
     nodes: NodeBounds = NodeBounds()
     workers_per_node: int = Field(1, ge=1, le=64, description="Training processes on each node.")
     training: Annotated[ClassyTraining | ScriptTraining, Field(discriminator="kind")] = ClassyTraining()

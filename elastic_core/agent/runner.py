@@ -1,0 +1,281 @@
+"""The runner: runs the user's program inside a worker and says why it ended.
+
+The program sees what `python script.py` would give it. What it raises is printed
+as Python prints it, and goes to the agent with file and line; no decorator is
+needed. Its exit code is its own. The same code runs in a forked worker and, as
+`python -m elastic_core.agent.runner`, in a spawned one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import site
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Final
+
+from elastic_core.agent.process import Entrypoint, Launch, become_worker, read_launch
+from elastic_core.channel import AgentLink, LinkLost
+from elastic_core.exits import exit_code_of
+from elastic_core.ids import NodeId
+from elastic_core.model.failure import Failure, bound
+from elastic_core.model.messages import WorkerFailed
+
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""torch's variable: where a worker writes why it failed, as JSON."""
+
+NOT_FOUND: Final = 127
+"""Exit code for a program that does not exist, as shells have it."""
+
+NOT_EXECUTABLE: Final = 126
+"""Exit code for a program that cannot be executed, as shells have it."""
+
+_MAX_MESSAGE: Final = 2_000
+_BROKEN_COLLECTIVE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
+"""Words of RuntimeErrors by which gloo says that a peer has gone: it has no type of its own for them."""
+
+
+def run(launch: Launch) -> int:
+    """Run the launch's program in this process and return the exit code to end with.
+
+    Raises:
+        KeyboardInterrupt: The program was interrupted; the interpreter then ends by SIGINT.
+    """
+    error_file = _fresh_error_file()
+    try:
+        _run_program(launch.entrypoint, launch.args)
+    except SystemExit as stop:
+        code = _code_of(stop)
+        if code:
+            _report(stop, code, error_file)
+        return code
+    except KeyboardInterrupt as interrupt:
+        _report(interrupt, exit_code_of(-signal.SIGINT), error_file)
+        interrupt.__traceback__ = _user_part(interrupt.__traceback__)
+        raise
+    except BaseException as error:
+        _print(error)
+        code = _exec_code(launch.entrypoint, error)
+        _report(error, code, error_file)
+        return code
+    return 0
+
+
+def find_modules_of(entrypoint: Entrypoint) -> None:
+    """Let imports find the modules that lie beside the program, as Python does for it."""
+    if entrypoint.kind == "script":
+        target = os.path.realpath(entrypoint.target)
+        sys.path[0] = target if Path(target).is_dir() else os.path.dirname(target)  # noqa: PTH120
+
+
+def main() -> None:
+    """Become the worker whose launch lies in the descriptor argv[1], a child of process argv[2]."""
+    launch = read_launch(int(sys.argv[1]))
+    become_worker(launch, int(sys.argv[2]))
+    find_modules_of(launch.entrypoint)
+    sys.exit(run(launch))
+
+
+def _run_program(entrypoint: Entrypoint, args: tuple[str, ...]) -> None:
+    target = entrypoint.target
+    sys.argv = [target, *args]
+    if entrypoint.kind == "command":
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, but not by other programs
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(target, sys.argv)  # noqa: S606 (a program and its arguments, no shell)
+    sys.orig_argv = [sys.executable, *(["-m"] if entrypoint.kind == "module" else []), *sys.argv]
+    if entrypoint.kind == "module":
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    elif Path(target).is_dir() or target.endswith((".zip", ".pyz", ".pyc")):
+        runpy.run_path(target, run_name="__main__")
+    else:
+        _run_script(target)
+
+
+def _run_script(target: str) -> None:
+    """Run a source file as `__main__`, which unlike `runpy.run_path` stays `__main__` until the end.
+
+    Threads, exit handlers and what they pickle still need it when the last line has run.
+    """
+    path = os.path.abspath(target)  # noqa: PTH100 (resolves no links: as Python's own `__file__`)
+    loader = SourceFileLoader("__main__", path)
+    code = loader.source_to_code(loader.get_data(path), path)
+    module = ModuleType("__main__")
+    vars(module).update(
+        {"__file__": path, "__cached__": None, "__loader__": loader, "__builtins__": __builtins__}
+    )
+    sys.modules["__main__"] = module
+    exec(code, vars(module))  # noqa: S102 (running the user's program is what a runner is for)
+
+
+def _code_of(stop: SystemExit) -> int:
+    """Return the status that Python would end with, having printed a text as Python does."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _exec_code(entrypoint: Entrypoint, error: BaseException) -> int:
+    if entrypoint.kind == "command" and isinstance(error, OSError):
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    return 1
+
+
+def _print(error: BaseException) -> None:
+    try:
+        sys.excepthook(type(error), error, _user_part(error.__traceback__))
+    except Exception:
+        traceback.print_exception(error)
+
+
+# ---- what is told ----------------------------------------------------------------------------
+
+
+def _report(error: BaseException, code: int, error_file: Path | None) -> None:
+    failure = _describe(error, code)
+    _write_error_file(error_file, failure)
+    with contextlib.suppress(LinkLost, ValueError):  # without an agent, the output has to do
+        link = AgentLink.connect()
+        link.send(WorkerFailed(failure=failure))
+        link.close()
+
+
+def _describe(error: BaseException, code: int) -> Failure:
+    environment = os.environ
+    trace = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
+    started = _had_process_group()
+    return Failure(
+        node_id=NodeId(environment.get("ELASTIC_NODE_ID", "")),
+        generation=0,  # the agent knows: a worker of the elastic API outlives generations
+        rank=_number(environment.get("RANK")),
+        local_rank=_number(environment.get("LOCAL_RANK")),
+        exit_code=code,
+        message=_first_characters(traceback.format_exception_only(error)[-1].strip() or type(error).__name__),
+        location=_location(error),
+        traceback=bound(trace),
+        started=started,
+        consequence=started and _is_broken_collective(error),
+        wall_time=time.time(),
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else -1
+
+
+def _first_characters(text: str) -> str:
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}[{len(text) - _MAX_MESSAGE} cut]"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    for frame, line in traceback.walk_tb(trace):
+        yield frame.f_code.co_filename, line
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the outer frames, which are ours and those of the machinery."""
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__)
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen ")
+    ):
+        trace = trace.tb_next
+    return trace
+
+
+def _location(error: BaseException) -> str:
+    """Return "file:line" of the innermost frame of the user's code, or of any code if none is theirs."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = list(_frames(_user_part(error.__traceback__)))
+    users = [frame for frame in frames if not frame[0].startswith(_foreign())]
+    for name, line in reversed(users or frames):
+        return f"{_shown(name)}:{line}"
+    return ""
+
+
+def _foreign() -> tuple[str, ...]:
+    """Return what the names of files start with that the user did not write."""
+    paths = sysconfig.get_paths()
+    libraries = {paths["stdlib"], paths["purelib"], paths["platlib"], site.getusersitepackages()}
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    return ("<frozen ", *(f"{path}{os.sep}" for path in sorted({*libraries, own})))
+
+
+def _shown(name: str) -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(name).relative_to(Path.cwd()))
+    return name
+
+
+def _had_process_group() -> bool:
+    """Tell whether this process was ever part of a process group, also if it has left it.
+
+    torch puts its own `sys.excepthook` in place when a default group is formed and leaves it there,
+    so that it still tells after a `finally: destroy_process_group()`.
+    """
+    torch = sys.modules.get("torch")
+    distributed = sys.modules.get("torch.distributed")
+    if torch is None or distributed is None or not distributed.is_available():
+        return False
+    hook_of_torch = getattr(sys.excepthook, "__module__", "") == "torch.distributed.distributed_c10d"
+    return hook_of_torch or bool(distributed.is_initialized())
+
+
+def _is_broken_collective(error: BaseException | None) -> bool:
+    distributed = sys.modules["torch.distributed"]
+    types = tuple(
+        getattr(distributed, name)
+        for name in ("DistBackendError", "DistNetworkError", "DistStoreError")
+        if hasattr(distributed, name)
+    )
+    while error is not None:
+        if isinstance(error, types):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _BROKEN_COLLECTIVE):
+            return True
+        error = error.__cause__
+    return False
+
+
+# ---- torch's error file ----------------------------------------------------------------------
+
+
+def _fresh_error_file() -> Path | None:
+    """Return the path that torch's protocol names, with nothing of an earlier worker in it."""
+    name = os.environ.get(ERROR_FILE, "")
+    if not name:
+        return None
+    path = Path(name)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return path
+
+
+def _write_error_file(path: Path | None, failure: Failure) -> None:
+    """Write the failure as torch's `@record` does, unless the program did so itself."""
+    if path is None or path.exists():
+        return
+    extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.wall_time))}
+    content = {"message": {"message": failure.message, "extraInfo": extra}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    except OSError as error:
+        print(f"cannot write {ERROR_FILE} {path}: {error.strerror}", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,10 @@
 terraform {
   required_version = ">= 1.9"
 
+  # The flow gives the path: `init -backend-config=path=…`. A team takes S3 with
+  # `use_lockfile = true` here instead.
+  backend "local" {}
+
   required_providers {
     aws = {
       source  = "hashicorp/aws"

@@ -45,6 +45,15 @@ def load_job(path: Path) -> JobSpec:
     Raises:
         RefusedInput: The file is missing, too large, not YAML, or holds mistakes.
     """
+    return parse_job(read_mapping(path), str(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a job file without looking at its keys.
+
+    Raises:
+        RefusedInput: The file is missing, too large, or not a YAML mapping.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -59,7 +68,7 @@ def load_job(path: Path) -> JobSpec:
         raise RefusedInput([f"job file {str(path)!r} is not YAML: {' '.join(str(error).split())}"]) from error
     if not isinstance(data, dict):
         raise RefusedInput([f"job file {str(path)!r} must be a mapping of keys, not {type(data).__name__}"])
-    return parse_job(data, str(path))
+    return data
 
 
 def _word(problem: Any) -> str:

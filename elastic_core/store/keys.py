@@ -4,6 +4,7 @@
     /elastic/{run}/leader                      node id of the coordinator, on its lease
     /elastic/{run}/generations/{g}/{node_id}   Assignment; written by the coordinator
     /elastic/{run}/current                     Generation: readers act on this key only
+    /elastic/{run}/owner                       the flow that drives the run, on its lease
     /elastic/{run}/target                      Target; written by the flow
     /elastic/{run}/control/stop                Stop; written by the flow
     /elastic/{run}/control/drain/{node_id}     a node to drain; written by the flow
@@ -72,6 +73,11 @@ class RunKeys:
     def assignment(self, number: int, node_id: NodeId) -> str:
         """One node's assignment."""
         return f"{self.generation(number)}{node_id}"
+
+    @property
+    def owner(self) -> str:
+        """Which flow drives the run; its creation revision is that flow's fencing token."""
+        return f"{self.prefix}owner"
 
     @property
     def target(self) -> str:

@@ -1,0 +1,163 @@
+"""The command line `elastic-train`.
+
+Heavy imports (Prefect: a second and more) happen inside the commands that need
+them, after the input was found good: a mistake is told at once, and nothing is
+started for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastic_core.errors import ElasticError, RefusedInput
+from elastic_core.exits import ExitCode
+from elastic_core.model.job import JobSpec
+from elastic_core.model.job_file import parse_job, read_mapping
+from tasks import prefect_server
+from tasks.overrides import apply_overrides
+from tasks.prefect_server import HOME
+from tasks.runs import RUNS, NoSuchRun
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train image classifiers on machines that come and go, and lose nothing.",
+)
+server = typer.Typer(no_args_is_help=True, help="The local Prefect server: its UI shows runs, past ones too.")
+app.add_typer(server, name="server")
+
+JobFile = Annotated[Path, typer.Argument(help="YAML file of the job.", show_default=True)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job: nodes.target=3. Repeatable."),
+]
+RunsDirectory = Annotated[Path, typer.Option("--runs", help="Directory of all runs' directories.")]
+RunName = Annotated[str, typer.Argument(help="Id of a run; default: the one worked on last.")]
+
+
+@app.command()
+def train(
+    job_file: JobFile = Path("examples/digits.yaml"),
+    settings: Settings = None,
+    run_id: Annotated[
+        str, typer.Option(help="Go on with (or make) this run; default: the job's unfinished one, or a new one.")
+    ] = "",
+    max_time: Annotated[
+        float, typer.Option(help="Stop, resumable, after so many seconds; 0: no limit.", min=0)
+    ] = 0,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Train a job; Ctrl-C saves and stops, and the same command goes on."""
+    job = _good_job(job_file, settings)
+    from flows.session import train_here
+
+    raise typer.Exit(train_here(job, run_id=run_id, max_time=max_time, runs=runs))
+
+
+@app.command()
+def validate(job_file: JobFile = Path("examples/digits.yaml"), settings: Settings = None) -> None:
+    """Tell every mistake of a job at once, and start nothing."""
+    job = _good_job(job_file, settings)
+    typer.echo(f"{job_file}: job {job.name!r} is good: {job.nodes.target} nodes on pool {job.pool.kind}")
+
+
+@app.command()
+def demo(
+    job_file: JobFile = Path("examples/digits.yaml"), settings: Settings = None, runs: RunsDirectory = RUNS
+) -> None:
+    """Kill a node in mid-epoch, watch training go on, and prove that nothing was lost."""
+    job = _good_job(job_file, settings)
+    from flows.demo import demonstrate
+
+    raise typer.Exit(demonstrate(job, runs=runs))
+
+
+@app.command()
+def status(run: RunName = "", runs: RunsDirectory = RUNS) -> None:
+    """Show where a run stands."""
+    from flows.status import show_status
+
+    show_status(run, runs)
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsDirectory = RUNS
+) -> None:
+    """Let a run save its state and end; it can go on later."""
+    from flows.status import request_stop
+
+    request_stop(run, runs)
+
+
+@app.command(name="runs")
+def list_runs(runs: RunsDirectory = RUNS) -> None:
+    """List all runs, the one worked on last first."""
+    from flows.status import show_runs
+
+    show_runs(runs)
+
+
+@server.command()
+def up(
+    port: Annotated[int | None, typer.Option(help="Port of UI and API; default: 4200 or the next free one.")] = None,
+) -> None:
+    """Start the server, and keep it running."""
+    record = prefect_server.begin(port=port)
+    prefect_server.wait_healthy(record)
+    typer.echo(f"Prefect UI: {record.url}  (stop it with `make down`)")
+
+
+@server.command()
+def down() -> None:
+    """Stop the server; its data stay."""
+    record = prefect_server.stop()
+    typer.echo(f"stopped the Prefect server on port {record.port}" if record else "no Prefect server was running")
+
+
+@server.command(name="status")
+def server_status() -> None:
+    """Tell whether the server runs, and where."""
+    record = prefect_server.status()
+    if record is None:
+        typer.echo("no Prefect server is running; start it with `make up`")
+    else:
+        typer.echo(f"{record.url}: {'healthy' if prefect_server.is_healthy(record) else 'starting'}")
+
+
+def _good_job(job_file: Path, settings: list[str] | None) -> JobSpec:
+    """Return the job of a file with settings applied and checked, its files read in.
+
+    Raises:
+        RefusedInput: All mistakes.
+    """
+    from tasks.validate import check, resolve
+
+    job = resolve(parse_job(apply_overrides(read_mapping(job_file), settings or []), str(job_file)))
+    check(job, HOME)
+    return job
+
+
+def main() -> None:
+    """Run the command line; every error ends in one line a problem and a documented exit code."""
+    os.environ.setdefault("PREFECT_HOME", str((HOME / "prefect").absolute()))
+    try:
+        app()
+    except RefusedInput as refusal:
+        _fail(refusal.problems, ExitCode.REFUSED)
+    except NoSuchRun as missing:
+        _fail([str(missing)], ExitCode.NO_SUCH_RUN)
+    except ElasticError as error:
+        _fail(str(error).splitlines(), ExitCode.FAILED)
+
+
+def _fail(lines: list[str] | tuple[str, ...], code: ExitCode) -> None:
+    for line in lines:
+        typer.echo(line, err=True)
+    sys.exit(code)

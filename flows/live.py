@@ -1,0 +1,175 @@
+"""Live progress in a terminal: a panel that redraws itself, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elastic_core.cluster.provider import InstanceState
+from elastic_core.model.node import NodePhase
+from elastic_core.model.progress import Progress
+from flows.audience import RunEnd, RunSnapshot
+
+PLAIN_PERIOD_S: Final = 1.0
+
+
+class LiveView(Protocol):
+    """An audience that shows; a context manager."""
+
+    end: RunEnd | None
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the last state and leave the terminal as it was."""
+        ...
+
+    def decided(self, sentence: str) -> None:
+        """Show a decision."""
+        ...
+
+    def saw(self, snapshot: RunSnapshot) -> None:
+        """Show the run."""
+        ...
+
+    def ended(self, end: RunEnd) -> None:
+        """Keep how it ended."""
+        ...
+
+
+def make_view() -> LiveView:
+    """Return what fits where our output goes."""
+    console = Console()
+    return TerminalView(console) if console.is_terminal else PlainView()
+
+
+class PlainView:
+    """One line a decision, and one a second for the progress, if it moved."""
+
+    def __init__(self) -> None:
+        self.end: RunEnd | None = None
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._told_at = float("-inf")
+        self._told = ""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+
+    def decided(self, sentence: str) -> None:
+        """Print a decision."""
+        self._print(sentence)
+
+    def saw(self, snapshot: RunSnapshot) -> None:
+        """Print where training is, at most once a second, and only news."""
+        now = time.monotonic()
+        line = progress_line(snapshot)
+        if line and line != self._told and now - self._told_at >= PLAIN_PERIOD_S:
+            self._told, self._told_at = line, now
+            self._print(line)
+
+    def ended(self, end: RunEnd) -> None:
+        """Keep how it ended."""
+        self.end = end
+
+    def _print(self, line: str) -> None:
+        self._console.print(f"{time.monotonic() - self._began:6.1f} s  {line}", markup=False)
+
+
+class TerminalView:
+    """A panel at the bottom of the terminal, decisions scrolling above it."""
+
+    def __init__(self, console: Console) -> None:
+        self.end: RunEnd | None = None
+        self._console = console
+        self._began = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        """Begin to redraw."""
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Draw once more and give the terminal back."""
+        self._live.__exit__(kind, error, trace)
+
+    def decided(self, sentence: str) -> None:
+        """Print a decision above the panel."""
+        stamp = f"{time.monotonic() - self._began:6.1f} s  "
+        self._console.print(Text(stamp, style="dim") + Text(sentence))
+
+    def saw(self, snapshot: RunSnapshot) -> None:
+        """Redraw the panel."""
+        self._live.update(_panel(snapshot))
+
+    def ended(self, end: RunEnd) -> None:
+        """Keep how it ended."""
+        self.end = end
+
+
+def progress_line(snapshot: RunSnapshot) -> str:
+    """Return where a run is, on one line; "" before the first step."""
+    progress = snapshot.observation.progress
+    if progress is None:
+        return ""
+    figures = "  ".join(f"{name} {value}" for name, value in _figures(progress))
+    return f"{figures}  nodes {_nodes(snapshot)}"
+
+
+def _panel(snapshot: RunSnapshot) -> Group:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column()
+    table.add_row("run", str(snapshot.attempt.directory.run))
+    table.add_row("nodes", _nodes(snapshot))
+    progress = snapshot.observation.progress
+    if progress is None:
+        return Group(table, Text("waiting for the first step", style="dim"))
+    for name, value in _figures(progress):
+        table.add_row(name, value)
+    return Group(table, ProgressBar(total=max(progress.total_steps, 1), completed=progress.step, width=60))
+
+
+def _figures(progress: Progress) -> list[tuple[str, str]]:
+    steps = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
+    known = {
+        "loss": lambda value: f"{value:.4f}",
+        "accuracy": lambda value: f"{value:.1%}",
+        "images_per_s": lambda value: f"{value:.0f}",
+    }
+    shown = [
+        (name.replace("_per_s", "/s"), form(progress.metrics[name]))
+        for name, form in known.items()
+        if name in progress.metrics
+    ]
+    return [("epoch", str(progress.epoch + 1)), ("step", steps), *shown]
+
+
+def _nodes(snapshot: RunSnapshot) -> str:
+    """Return how many nodes train, of how many that live, and what the others do."""
+    seen = snapshot.observation
+    training = seen.current.group_world_size if seen.current else 0
+    warming = sum(node.phase is NodePhase.WARMING for node in seen.nodes)
+    starting = sum(instance.state is InstanceState.RUNNING for instance in seen.instances) - len(seen.nodes)
+    others = [f"{count} {word}" for count, word in ((warming, "warming"), (starting, "starting")) if count > 0]
+    return f"{training} training" + (f" ({', '.join(others)})" if others else "")

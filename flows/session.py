@@ -1,0 +1,67 @@
+"""A training in this very process: server, flow, live progress, and the last lines that people read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from elastic_core.errors import ElasticError
+from elastic_core.model.job import JobSpec
+from elastic_core.model.membership import Outcome
+from flows.audience import RunEnd, listening
+from flows.live import LiveView, make_view
+from tasks import prefect_server
+from tasks.runs import RUNS
+
+
+def train_here(job: JobSpec, *, run_id: str = "", max_time: float = 0, runs: Path = RUNS) -> int:
+    """Run the flow in this process and return the exit code of how it ended."""
+    url = connect_prefect()
+    with make_view() as view:
+        end = run_flow(job, view, run_id=run_id, max_time=max_time, runs=runs)
+    tell_end(end, url)
+    return end.exit_code
+
+
+def connect_prefect() -> str:
+    """Point Prefect's client at a running server, started if there is none; return the UI's address.
+
+    A server that the environment names is used as it is. Must be called before Prefect is imported.
+    """
+    # Decisions are shown by our own view; Prefect keeps them in its UI.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    if "PREFECT_API_URL" in os.environ:
+        return os.environ["PREFECT_API_URL"].removesuffix("/api")
+    if prefect_server.status() is None:
+        typer.echo("starting the local Prefect server (stop it with `make down`)")
+    record = prefect_server.begin()
+    prefect_server.wait_healthy(record)
+    os.environ["PREFECT_API_URL"] = record.api
+    return record.url
+
+
+def run_flow(job: JobSpec, view: LiveView, *, run_id: str = "", max_time: float = 0, runs: Path = RUNS) -> RunEnd:
+    """Run the flow under a view and return how it ended.
+
+    Raises:
+        ElasticError: As the flow raised it; the state on the server says the same.
+    """
+    from flows.train import elastic_train
+
+    with listening(view):
+        state = elastic_train(job, run_id=run_id, max_time=max_time, runs=str(runs), return_state=True)
+    if view.end is not None:
+        return view.end
+    error = state.result(raise_on_failure=False)
+    raise error if isinstance(error, ElasticError) else ElasticError(f"the flow ended as {state.name}: {error}")
+
+
+def tell_end(end: RunEnd, url: str) -> None:
+    """Print how a run ended, how to go on, and where the report is: always the last line."""
+    typer.echo(f"{end.outcome}: {end.reason}")
+    if end.outcome is Outcome.PREEMPTED:
+        typer.echo("the same command goes on where it stopped")
+    typer.echo(f"Prefect UI: {url}")
+    typer.echo(f"report: {end.report}")

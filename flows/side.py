@@ -1,0 +1,89 @@
+"""How a flow is heard, seen and steered: its log, its audience in the process, and the Prefect link."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+
+from flows.artifacts import artifacts_of
+from flows.audience import RunSnapshot, audience
+from flows.link import PrefectLink
+
+
+class FlowSide:
+    """The outside of one flow run; a context manager. Works without a server, then without its parts."""
+
+    def __init__(self) -> None:
+        context = FlowRunContext.get()
+        flow_run = context.flow_run if context else None
+        self._audience = audience()
+        self._log = get_run_logger() if flow_run else logging.getLogger(__name__)
+        self._wake: Callable[[], None] = lambda: None
+        self._link = PrefectLink(flow_run.id, lambda: self._wake()) if flow_run else None
+        self._generation = 0
+        self._told_trouble = False
+
+    def __enter__(self) -> Self:
+        """Start the link to the server."""
+        if self._link:
+            self._link.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Bring the artifacts up to date and end the link."""
+        if self._link:
+            self._link.__exit__(kind, error, trace)
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Let news from the server end the loop's wait by this call."""
+        self._wake = wake
+
+    def say(self, sentence: str) -> None:
+        """Tell a decision: to the log, once, and to the audience."""
+        self._log.info("%s", sentence)
+        self._audience.decided(sentence)
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Show the run."""
+        self._tell_generation(snapshot)
+        self._audience.saw(snapshot)
+        if self._link:
+            self._link.show(lambda: artifacts_of(snapshot))
+            if self._link.trouble() and not self._told_trouble:
+                self._told_trouble = True
+                self._log.warning("artifacts are not updated any more: %s", self._link.trouble())
+
+    def wants_stop(self) -> bool:
+        """Return whether somebody cancelled the flow run."""
+        return self._link is not None and self._link.wants_stop()
+
+    def is_foreign(self) -> bool:
+        """Return whether the server holds the run for ended."""
+        return self._link is not None and self._link.is_foreign()
+
+    def _tell_generation(self, snapshot: RunSnapshot) -> None:
+        history = snapshot.observation.history
+        for entry in history:
+            generation = entry.generation
+            if generation.number > self._generation:
+                self._generation = generation.number
+                self.say(f"generation {generation.number}: {generation.reason}")
+                self._emit("elastic.generation.formed", snapshot, number=generation.number, cause=generation.cause)
+
+    def _emit(self, event: str, snapshot: RunSnapshot, **payload: object) -> None:
+        if self._link is None:
+            return
+        directory = snapshot.attempt.directory
+        emit_event(
+            event,
+            resource={"prefect.resource.id": f"elastic.run.{directory.run}", "prefect.resource.name": directory.run},
+            payload=payload,
+        )

@@ -1,0 +1,134 @@
+"""The flow `elastic-train`: from a job to a trained model, on nodes that come and go.
+
+Every step adopts what exists, so a rerun continues instead of doubling: truth
+lives on disk, with the provider and in etcd, never in Prefect's cache or a
+hook's memory. There are no hooks, for none is a safe teardown: what a killed
+flow leaves behind is adopted, or ended, by the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from prefect import flow
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, Completed, Failed
+from pydantic import Field
+
+from elastic_core.exits import ExitCode
+from elastic_core.model.job import JobSpec
+from elastic_core.model.membership import Closed, Outcome
+from flows.audience import RunEnd, RunSnapshot, audience
+from flows.side import FlowSide
+from flows.signals import patient
+from flows.supervision import Fenced, Supervision
+from tasks import steps
+from tasks.ownership import Ownership
+from tasks.provision import Cluster
+from tasks.runs import RUNS, RunDirectory, job_lock
+from tasks.watch import Observation
+
+INTERRUPTIONS: Final = (KeyboardInterrupt, TerminationSignal)
+"""Ctrl-C, and SIGTERM (a cancelled run's host sends it). Neither is an `Exception`."""
+
+_JOB: Final = JobSpec()
+
+
+@flow(name="elastic-train", flow_run_name="{job.name}", retries=0)
+def elastic_train(
+    job: JobSpec = _JOB,
+    run_id: Annotated[str, Field(description="A run to go on with or to make; empty: by `resume`.")] = "",
+    runs: Annotated[str, Field(description="Directory of all runs' directories.")] = str(RUNS),
+) -> Any:
+    """Train a job on nodes that come and go.
+
+    Args:
+        job: What to train, and on what.
+        run_id: A run to go on with or to make; empty: an unfinished run of this job, else a new one.
+        runs: Directory of all runs' directories.
+    """
+    root = Path(runs)
+    job = steps.validate_job(job)
+    with job_lock(root, job.name) as lock:
+        directory = steps.find_run(root, job, run_id)
+        lock.name_run(directory.run)
+        end = _already_complete(directory) if directory.is_finished() else _train(job, directory)
+    audience().ended(end)
+    return _state(end)
+
+
+def _train(job: JobSpec, directory: RunDirectory) -> RunEnd:
+    """Train, and leave nothing running behind, whichever way it ends."""
+    with FlowSide() as side:
+        cluster = Cluster(job, directory)
+        try:
+            side.say(steps.find_or_start(cluster))
+            closed, seen = _drive(cluster, side)
+        except INTERRUPTIONS as interruption:
+            closed, seen = _preempted(interruption), Observation()
+        except Fenced:
+            raise
+        except Exception:
+            with patient():
+                steps.tear_down(cluster)
+            raise
+        with patient():
+            steps.tear_down(cluster)
+            report = steps.collect_report(directory, closed, seen)
+            side.show_report(report)
+    return RunEnd(
+        run=directory.run,
+        outcome=closed.outcome,
+        exit_code=closed.exit_code,
+        reason=closed.reason,
+        report=directory.report_file,
+    )
+
+
+def _drive(cluster: Cluster, side: FlowSide) -> tuple[Closed, Observation]:
+    """Watch and replace until the run is over; return how it ended and what was seen last."""
+    began_at = time.time()
+
+    def show(observation: Observation) -> None:
+        side.show(RunSnapshot(attempt=cluster.attempt, began_at=began_at, observation=observation))
+
+    with (
+        cluster.connected() as store,
+        Supervision(cluster, store, say=side.say, show=show) as supervision,
+        Ownership(store, cluster.keys, owner="a flow", lost=supervision.wake) as ownership,
+    ):
+        side.wake_with(supervision.wake)
+        try:
+            closed = supervision.until_closed(side, ownership)
+        except INTERRUPTIONS as interruption:
+            with patient(supervision.hurry):
+                closed = supervision.stop(_preempted(interruption).reason)
+        with patient(supervision.hurry):
+            return closed, supervision.wait_left()
+
+
+def _preempted(interruption: BaseException) -> Closed:
+    how = "Ctrl-C" if isinstance(interruption, KeyboardInterrupt) else "SIGTERM"
+    return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=f"stopped by {how}")
+
+
+def _already_complete(directory: RunDirectory) -> RunEnd:
+    return RunEnd(
+        run=directory.run,
+        outcome=Outcome.SUCCEEDED,
+        exit_code=ExitCode.OK,
+        reason=f"run {directory.run} is already complete: nothing to train",
+        report=directory.report_file,
+    )
+
+
+def _state(end: RunEnd) -> Any:
+    match end.outcome:
+        case Outcome.SUCCEEDED:
+            return Completed(message=end.reason)
+        case Outcome.PREEMPTED:
+            return Cancelled(name="Preempted", message=end.reason)
+        case _:
+            return Failed(message=f"{end.reason} (exit code {end.exit_code})")

@@ -1,0 +1,85 @@
+"""Agents of a run: their command line, and where their nodes come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from elastic_core.cluster.provider import LaunchRequest, NodeProvider
+from elastic_core.model.job import ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
+from tasks.runs import RunDirectory
+
+GRACE_S: Final = 1.5
+"""Between SIGTERM and SIGKILL of a node: nodes are only ended once their run is over or they left it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch of a run: all that its nodes are told.
+
+    Attributes:
+        number: Counts the launches of the run; first part of the fence token.
+        endpoint: The store's `host:port`.
+    """
+
+    job: JobSpec
+    directory: RunDirectory
+    number: int
+    endpoint: str
+
+    def launch_request(self, reason: str, count: int) -> LaunchRequest:
+        """Return what launches `count` nodes; the same reason never launches twice in an attempt."""
+        return LaunchRequest(
+            run=self.directory.run,
+            token=f"{self.number}-{reason}",
+            count=count,
+            command=(*self._rendezvous(), *_program(self.job.training)),
+            environment={"ELASTIC_ATTEMPT": str(self.number)},
+        )
+
+    def _rendezvous(self) -> tuple[str, ...]:
+        job, waits = self.job, self.job.timeouts
+        directory = self.directory.path.absolute()
+        return (
+            f"--nnodes={job.nodes.min}:{job.nodes.max}",
+            f"--nproc-per-node={job.workers_per_node}",
+            "--rdzv-backend=etcd3",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.directory.run}",
+            f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
+            f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect}",
+            f"--max-restarts={job.max_restarts}",
+            f"--run-dir={directory}",
+            f"--job={directory / 'job.json'}",
+        )
+
+
+def provider_of(pool: LocalPool | DockerPool, runs: Path) -> NodeProvider:
+    """Return where the nodes of a pool come from.
+
+    A provider's library is imported only where its pool is used.
+    """
+    match pool:
+        case LocalPool():
+            from tasks.providers.local import LocalProvider
+
+            return LocalProvider(runs, grace_s=GRACE_S)
+        case DockerPool():
+            from tasks.providers.docker import DockerProvider
+
+            return DockerProvider(runs, pool, grace_s=GRACE_S)
+
+
+def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:
+    match training:
+        case ClassyTraining():
+            return ("--worker-api=elastic", "-m", "elastic_core.trainer", "run")
+        case ScriptTraining():
+            return (
+                "--worker-api=torchrun",
+                f"--start-method={training.start_method}",
+                *(f"--preload={module}" for module in training.preload),
+                training.script,
+                *training.args,
+            )

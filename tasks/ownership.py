@@ -1,0 +1,94 @@
+"""One writer a run: the flow that drives it holds a key on its lease, and every write is fenced by it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from elastic_core.errors import LeaseLost
+from elastic_core.ids import NO_REVISION
+from elastic_core.store.keys import RunKeys
+from elastic_core.store.protocol import Created, Operation, Put, Store
+from tasks.runs import AlreadyRunning
+
+TTL_S: Final = 5.0
+
+
+class Ownership:
+    """The right to write for a run; a context manager.
+
+    Args:
+        owner: Who owns, for the message to others: a flow run's name or a process.
+        lost: Called from another thread when the lease ended against our will.
+    """
+
+    def __init__(self, store: Store, keys: RunKeys, *, owner: str, lost: Callable[[], None]) -> None:
+        self._store = store
+        self._keys = keys
+        self._owner = f"{owner} on {socket.gethostname()}"
+        self._lost = lost
+        self._is_lost = False
+
+    def __enter__(self) -> Self:
+        """Take the run; a killed predecessor's lease is waited for.
+
+        Raises:
+            AlreadyRunning: A living flow owns it.
+        """
+        self._lease = self._store.grant(TTL_S)
+        try:
+            self._created = self._acquire()
+        except BaseException:
+            self._store.revoke(self._lease)
+            raise
+        self._renewal = self._store.keep_alive(self._lease, TTL_S)
+        self._thread = threading.Thread(target=self._guard, name="ownership", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the run back."""
+        self._renewal.close()
+        self._thread.join(timeout=2)
+        self._store.revoke(self._lease)
+
+    def is_lost(self) -> bool:
+        """Return whether somebody else may own the run now."""
+        return self._is_lost
+
+    def write(self, *operations: Operation) -> None:
+        """Write as the owner.
+
+        Raises:
+            LeaseLost: The run is not ours any more; nothing was written.
+        """
+        if not self._store.transact([self._created], operations).succeeded:
+            raise LeaseLost(f"run {self._keys.run} is driven by another flow now")
+
+    def _acquire(self) -> Created:
+        key = self._keys.owner
+        watch = self._store.watch([key])
+        patience = threading.Timer(2 * TTL_S, watch.close)
+        patience.start()
+        try:
+            for _ in watch:  # the first event comes at once, the next ones when the key changes
+                taken = self._store.transact(
+                    [Created(key, NO_REVISION)], [Put(key, self._owner.encode(), self._lease)]
+                )
+                if taken.succeeded:
+                    return Created(key, taken.revision)
+        finally:
+            patience.cancel()
+            watch.close()
+        holder = self._store.read(key)
+        raise AlreadyRunning(self._keys.run, holder.value.decode() if holder else "")
+
+    def _guard(self) -> None:
+        if self._renewal.wait_lost():
+            self._is_lost = True
+            self._lost()

@@ -1,0 +1,110 @@
+"""Check a job before anything is created: every mistake at once, and only once for the same job.
+
+A Classy Vision config can only be judged by building it, which costs seconds
+of imports; a child process does that, and a job that passed is remembered by
+the hash of all that the judgement depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from elastic_core.errors import ElasticError, RefusedInput
+from elastic_core.model.job import ClassyTraining, JobSpec, ScriptTraining
+
+DEADLINE_S: Final = 120.0
+
+
+class ValidationFailed(ElasticError):
+    """The validation itself broke; the job may be good."""
+
+
+def resolve(job: JobSpec) -> JobSpec:
+    """Return the job with its files read in, so that it means the same on every machine and later.
+
+    Raises:
+        RefusedInput: A named file cannot be read.
+    """
+    match job.training:
+        case ClassyTraining(config=str(path)):
+            training = job.training.model_copy(update={"config": _read_config(Path(path))})
+            return job.model_copy(update={"training": training})
+        case ScriptTraining(script=script):
+            if not Path(script).is_file():
+                raise RefusedInput([f"training.script: {script!r} is not a file; give the path of a script"])
+            absolute = job.training.model_copy(update={"script": str(Path(script).absolute())})
+            return job.model_copy(update={"training": absolute})
+        case _:
+            return job
+
+
+def check(job: JobSpec, home: Path) -> None:
+    """Refuse a job that cannot train; `job` is resolved.
+
+    Args:
+        home: Directory under which passed jobs are remembered.
+
+    Raises:
+        RefusedInput: All mistakes, one line each.
+        ValidationFailed: The check broke or took longer than two minutes.
+    """
+    if not isinstance(job.training, ClassyTraining):
+        return
+    passed = home / "validated" / _fingerprint(job)
+    if passed.exists() and not job.training.user_package:
+        return
+    _check_by_building(job)
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()
+
+
+def _read_config(path: Path) -> object:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RefusedInput(
+            [f"training.config: {str(path)!r}: {error.strerror}; give the path of a JSON config"]
+        ) from error
+    except ValueError as error:
+        raise RefusedInput([f"training.config: {str(path)!r} is not JSON: {error}"]) from error
+    if not isinstance(config, dict):
+        raise RefusedInput([f"training.config: {str(path)!r} must hold an object, not {type(config).__name__}"])
+    return config
+
+
+def _check_by_building(job: JobSpec) -> None:
+    with tempfile.TemporaryDirectory(prefix="elastic-validate-") as directory:
+        file = Path(directory) / "job.yaml"
+        file.write_text(job.model_dump_json())
+        command = [sys.executable, "-m", "elastic_core.trainer", "validate", str(file), "--json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ValidationFailed(f"the check of the config took longer than {DEADLINE_S:.0f} s") from error
+    try:
+        problems = json.loads(done.stdout.strip().splitlines()[-1])["problems"]
+    except (ValueError, KeyError, IndexError) as error:
+        tail = "\n".join(done.stderr.splitlines()[-20:])
+        raise ValidationFailed(f"the check of the config broke (exit {done.returncode}):\n{tail}") from error
+    if problems:
+        raise RefusedInput(problems)
+
+
+def _fingerprint(job: JobSpec) -> str:
+    """Return a name for all that the judgement depends on: the job and the code that judges it."""
+    digest = hashlib.sha256(job.model_dump_json().encode())
+    for package in ("classy-vision", "torch", "torchvision"):
+        digest.update(f"{package} {version(package)}".encode())
+    trainer = find_spec("elastic_core.trainer")
+    for place in trainer.submodule_search_locations or () if trainer else ():
+        for file in sorted(Path(place).glob("*.py")):
+            digest.update(f"{file.name} {file.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()

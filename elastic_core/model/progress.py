@@ -44,6 +44,8 @@ class HistoryEntry:
             "lease ended", "silent for 0.3 s", "drained", "worker failed".
         detected_at: When the coordinator learned of the change that caused this generation.
         published_at: When it was published.
+        step: Highest step that any node had reported by then.
+        stalled: Generations in a row that failed without a step beyond the one before.
     """
 
     generation: Generation
@@ -51,6 +53,8 @@ class HistoryEntry:
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     detected_at: float = 0.0
     published_at: float = 0.0
+    step: int = 0
+    stalled: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

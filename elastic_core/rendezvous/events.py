@@ -27,7 +27,9 @@ class CoordinatorPolicy:
     probe_timeout: float
     max_restarts: int
     no_progress_limit: int = 3
-    """Failure generations in a row without a new step that end the run."""
+    """Failed generations in a row without a new step that end the run."""
+    stop_timeout: float = 60.0
+    """A stop that some member does not follow closes the run after so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,11 @@ class StoreView:
     """All that the store knows of a run when a coordinator takes over, read at one revision.
 
     Attributes:
+        joined: Creation revision of each node's key.
         current_revision: Revision of the last write of `current`, 0 if there is none.
-        members: Members of the current generation, read from its assignments and history.
+        history: The current generation's entry; its members are the current members.
+        failures: Those of the current generation (of generation 0 before the first) at least, in
+            the order of their keys' creation; others are ignored.
     """
 
     nodes: tuple[NodeRecord, ...] = ()
@@ -88,7 +93,12 @@ class TargetChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The run shall end at the next step boundary, its state saved."""
+    """The run shall end at the next step boundary, its state saved.
+
+    The run is closed when every member has left: its key is gone, or its record says so
+    (`WARMING`, `SUCCEEDED`, or `DRAINING` with generation 0: the mark of an agent whose workers
+    ended on request and that stays only to coordinate).
+    """
 
     reason: str
 
@@ -119,7 +129,9 @@ class CommitFailed:
 
     Attributes:
         view: The store's state after the failed commit. If this node no longer leads, the driver
-            drops the coordinator instead of sending this event.
+            drops the coordinator instead of sending this event. Watch events older than the view
+            must not be delivered after it. It is also the answer to a `CloseRun` that failed, and
+            may be sent unasked to replace all that the coordinator knows (after a broken watch).
     """
 
     view: StoreView
@@ -127,7 +139,10 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAdvanced:
-    """A requested wake-up came."""
+    """A requested wake-up came, or the coordinator was just built: its first decision is due.
+
+    Ticks that nobody asked for are harmless.
+    """
 
 
 CoordinatorEvent = (
@@ -149,7 +164,12 @@ CoordinatorEvent = (
 class PublishGeneration:
     """Write the assignments, then flip `current` and add the history entry, fenced.
 
+    The prefix of the generation's assignments is deleted first: a coordinator that died between
+    its assignments and `current` may have left others under the same number. Exactly one of
+    `CommitSucceeded` and `CommitFailed` answers; nothing else is decided before.
+
     Attributes:
+        entry: Its times are on the clock of `now`; the driver turns them into wall-clock time.
         based_on: Revision of `current` that this replaces, 0 for none.
     """
 
@@ -165,14 +185,20 @@ class PublishGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeNodes:
-    """Ask these nodes for a sign of life now; each answer comes back as `NodeAnswered`."""
+    """Ask these nodes once for a sign of life now; each answer comes back as `NodeAnswered`.
+
+    The coordinator asks again those that are silent, so one lost packet evicts nobody.
+    """
 
     nodes: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceNode:
-    """Revoke a silent node's lease; its key's end comes back as `NodeGone`."""
+    """Revoke a silent node's lease; its key's end comes back as `NodeGone`.
+
+    Asked again every second until then: an attempt that failed needs no answer.
+    """
 
     node_id: NodeId
     lease: LeaseId
@@ -181,7 +207,10 @@ class FenceNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRun:
-    """Write the outcome; agents end by it."""
+    """Write the outcome, fenced by the leader key; agents end by it.
+
+    Nothing is decided after it, unless `CommitFailed` says that it was not written.
+    """
 
     closed: Closed
 

@@ -129,6 +129,32 @@ class DockerPool(_Model):
     mounts: tuple[DirectoryMount, ...] = Field((), description="Directories with data, mounted read-only.")
 
 
+class AwsPool(_Model):
+    """Nodes are EC2 instances of a cluster whose base Terraform made (`infra/terraform`)."""
+
+    model_config = ConfigDict(title="AWS (EC2)")
+
+    kind: Literal["aws"] = "aws"
+    cluster: str = Field("elastic", pattern=NAME_PATTERN, max_length=32, description="Name of the base.")
+    region: str = Field("us-west-2", pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region.")
+    zones: tuple[str, ...] = Field(
+        (), description="Zones to use, the preferred one first; empty: all of the base."
+    )
+    instance_types: tuple[str, ...] = Field(
+        ("g5.xlarge", "g5.2xlarge", "g5.4xlarge"),
+        min_length=1,
+        description="Acceptable types; more of them find capacity sooner. The slowest sets the pace.",
+    )
+    market: Literal["spot", "spot-then-on-demand", "on-demand"] = Field(
+        "spot", description="What to pay: spot only, on-demand as a last resort, or on-demand only."
+    )
+    image: str = Field("", description="Container image, by digest; empty: `latest` of the base's registry.")
+    shm_gib: float = Field(8.0, ge=0.0625, description="Shared memory of the agent's container in GiB.")
+    max_hours: float = Field(24.0, gt=0, le=24 * 30, description="A node ends itself after so long.")
+    budget_usd: float = Field(0.0, ge=0, description="Refuse launches beyond this projected spend; 0: none.")
+    endpoint_url: str = Field("", description="Address of the emulator; empty: AWS itself.")
+
+
 class CheckpointPolicy(_Model):
     """When durable checkpoints are written."""
 
@@ -165,7 +191,7 @@ class JobSpec(_Model):
     model_config = ConfigDict(title="Job")
 
     name: str = Field("digits", pattern=NAME_PATTERN, description="Lower-case letters, digits, dashes.")
-    pool: Annotated[LocalPool | DockerPool, Field(discriminator="kind")] = LocalPool()
+    pool: Annotated[LocalPool | DockerPool | AwsPool, Field(discriminator="kind")] = LocalPool()
     nodes: NodeBounds = NodeBounds()
     workers_per_node: int = Field(1, ge=1, le=64, description="Training processes on each node.")
     training: Annotated[ClassyTraining | ScriptTraining, Field(discriminator="kind")] = ClassyTraining()

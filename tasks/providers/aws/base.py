@@ -1,0 +1,66 @@
+"""The base as the flows know it: one object, read from Terraform's output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from elastic_core.errors import RefusedInput
+
+
+class Base(BaseModel):
+    """What `infra/terraform` made (its output `base`); ids unless said otherwise.
+
+    Attributes:
+        subnets: Subnet by zone.
+        file_system_is_yours: The user's own file system: never changed, never deleted.
+        interruption_queue: URL of the queue with spot notices.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    cluster: str
+    region: str
+    vpc: str
+    subnets: dict[str, str]
+    node_security_group: str
+    etcd_security_group: str
+    file_system: str
+    file_system_is_yours: bool
+    access_point: str
+    bucket: str
+    repository_url: str
+    launch_template: str
+    instance_profile: str
+    log_group: str
+    interruption_queue: str
+
+
+def parse_base(outputs: dict[str, Any], source: str) -> Base:
+    """Return the base that Terraform's outputs describe.
+
+    Raises:
+        RefusedInput: They are not those of `infra/terraform`; each missing part is named.
+    """
+    try:
+        return Base.model_validate(outputs.get("base", outputs))
+    except ValidationError as error:
+        missing = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
+        raise RefusedInput(
+            [f"{source}: not the output of infra/terraform ({missing} missing): run `terraform apply` there"]
+        ) from error
+
+
+def read_base(path: Path) -> Base:
+    """Read a base from a file that `terraform output -json` wrote. Raises RefusedInput."""
+    try:
+        outputs = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RefusedInput(
+            [f"base file {str(path)!r}: {error}; write it with `terraform output -json > {path}`"]
+        ) from error
+    plain = {name: value.get("value", value) for name, value in outputs.items() if isinstance(value, dict)}
+    return parse_base(plain or outputs, str(path))

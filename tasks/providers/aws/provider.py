@@ -1,0 +1,370 @@
+"""EC2 nodes: launched by instant fleets, found by tag, ended by id.
+
+`DescribeInstances` by tag is the truth, and it is late: ids from a launch's answer
+are remembered and joined to it, so that a node which is not seen yet is not
+launched twice. Tags are part of every create call; nothing is tagged afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import boto3
+
+from elastic_core.cluster.provider import (
+    Instance,
+    InstanceState,
+    InterruptionNotice,
+    LaunchRequest,
+    LaunchResult,
+)
+from elastic_core.errors import InsufficientCapacity, ProviderError, ProviderUnavailable
+from elastic_core.ids import RunId
+from elastic_core.model.job import AwsPool
+from tasks.providers.aws.base import Base
+from tasks.providers.aws.boot import Boot
+from tasks.providers.aws.faults import CLIENT_CONFIG, naming
+from tasks.providers.aws.fleet import FleetOrder, Market, Pool, PoolMemory, read_answer
+
+CLUSTER_TAG: Final = "elastic:cluster"
+RUN_TAG: Final = "elastic:run"
+TOKEN_TAG: Final = "elastic:token"  # noqa: S105 (a tag)
+ROLE_TAG: Final = "elastic:role"
+EXPIRES_TAG: Final = "elastic:expires-at"
+
+WARNING: Final = "EC2 Spot Instance Interruption Warning"
+NOTICE_S: Final = 120.0
+"""Seconds between a spot notice and the instance's end."""
+
+SEEN_WITHIN_S: Final = 90.0
+"""An instance from a launch's answer may be missing from DescribeInstances for so long."""
+
+_STATES: Final[Mapping[str, InstanceState]] = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.STOPPING,
+    "stopping": InstanceState.STOPPING,
+    "stopped": InstanceState.ENDED,
+    "terminated": InstanceState.ENDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsClients:
+    """The services of one region; the emulator's where the pool names an endpoint."""
+
+    ec2: Any
+    sqs: Any
+
+    @classmethod
+    def of(cls, pool: AwsPool) -> AwsClients:
+        """Return clients for the pool's region, whatever the environment's default region is."""
+        session = boto3.session.Session(region_name=pool.region)
+        endpoint = pool.endpoint_url or None
+        return cls(
+            ec2=session.client("ec2", config=CLIENT_CONFIG, endpoint_url=endpoint),
+            sqs=session.client("sqs", config=CLIENT_CONFIG, endpoint_url=endpoint),
+        )
+
+
+@dataclass(slots=True)
+class _Launched:
+    """An instance that a launch's answer named, until DescribeInstances shows it."""
+
+    instance: Instance
+    token: str
+    at: float
+    zone: str
+
+
+@dataclass(slots=True)
+class AwsProvider:
+    """Nodes as EC2 instances (`elastic_core.cluster.provider.NodeProvider`).
+
+    Attributes:
+        pool: Types, market, zones and limits.
+        approve: Called before each order with (count, types, zone, market); raises to refuse it (budget).
+        clock: Wall-clock seconds.
+        wait: Sleeps; a test moves its own clock.
+    """
+
+    pool: AwsPool
+    base: Base
+    clients: AwsClients
+    approve: Callable[[int, Sequence[str], str, Market], None] = lambda *_: None
+    clock: Callable[[], float] = time.time
+    wait: Callable[[float], None] = time.sleep
+    _memory: PoolMemory = field(default_factory=PoolMemory)
+    _launched: dict[RunId, dict[str, _Launched]] = field(default_factory=dict)
+
+    # ---- launching -----------------------------------------------------------------------------
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Launch what the token has not launched yet: zone by zone, spot before on-demand.
+
+        Raises:
+            InsufficientCapacity: Not a single node could be had anywhere.
+            QuotaExceeded: The account's limit is reached; no other zone is tried.
+        """
+        known = self._known(request.run)
+        mine = [item for item in known if item.token == request.token]
+        wanted = request.count - len(mine)
+        reasons: list[str] = []
+        if wanted > 0:
+            version = self._template_version(request)
+            for zone, market in self._plan(known):
+                got, why = self._order(request, version, zone, market, wanted)
+                mine += got
+                wanted -= len(got)
+                reasons += why
+                if wanted <= 0:
+                    break
+        if not mine:
+            raise InsufficientCapacity(f"no capacity for {request.count} node(s): {'; '.join(reasons)}")
+        return LaunchResult(
+            launched=tuple(item.instance for item in mine),
+            shortfall=max(0, wanted),
+            reason="; ".join(reasons),
+        )
+
+    def _plan(self, known: Sequence[_Launched]) -> Iterator[tuple[str, Market]]:
+        """Yield where to ask, in order. Nodes of one run share a zone: traffic between zones is billed."""
+        living = [item.zone for item in known if item.instance.state is not InstanceState.ENDED]
+        zones = [living[0]] if living else list(self.pool.zones or self.base.subnets)
+        markets: tuple[Market, ...] = {
+            "spot": ("spot",),
+            "on-demand": ("on-demand",),
+            "spot-then-on-demand": ("spot", "on-demand"),
+        }[self.pool.market]  # type: ignore[assignment]  # literals of a table
+        for market in markets:
+            for zone in zones:
+                yield zone, market
+
+    def _order(
+        self, request: LaunchRequest, version: str, zone: str, market: Market, count: int
+    ) -> tuple[list[_Launched], tuple[str, ...]]:
+        now = self.clock()
+        types = tuple(
+            kind
+            for kind in self.pool.instance_types
+            if not self._memory.is_blocked(Pool(kind, zone, market), now)
+        )
+        if not types:
+            return [], (f"{market} in {zone}: all types were without capacity lately",)
+        self.approve(count, types, zone, market)
+        order = FleetOrder(
+            count=count,
+            market=market,
+            zone=zone,
+            subnet=self.base.subnets[zone],
+            instance_types=types,
+            template=self.base.launch_template,
+            template_version=version,
+            token=f"{request.run}/{request.token}",
+            tags=self._tags(request),
+        )
+        with naming("CreateFleet"):
+            answer = read_answer(order, self.clients.ec2.create_fleet(**order.request()))
+        for pool in answer.exhausted:
+            self._memory.block(pool, now)
+        if answer.error is not None and not answer.instances:
+            raise answer.error
+        got = [
+            _Launched(
+                Instance(name=name, state=InstanceState.PENDING, log=self.base.log_group),
+                token=request.token,
+                at=now,
+                zone=zone,
+            )
+            for name in answer.instances
+        ]
+        self._launched.setdefault(request.run, {}).update({item.instance.name: item for item in got})
+        return got, answer.reasons
+
+    def _tags(self, request: LaunchRequest) -> dict[str, str]:
+        expires = datetime.fromtimestamp(self.clock() + self.pool.max_hours * 3600, UTC)
+        return {
+            "Name": f"{self.base.cluster}-{request.run}",
+            CLUSTER_TAG: self.base.cluster,
+            RUN_TAG: request.run,
+            TOKEN_TAG: request.token,
+            ROLE_TAG: "node",
+            # To the hour, so that a repeated call has the same arguments and its token still holds.
+            EXPIRES_TAG: expires.strftime("%Y-%m-%dT%H:00Z"),
+        }
+
+    def _template_version(self, request: LaunchRequest) -> str:
+        """Return the launch-template version with this run's start script, made if there is none."""
+        boot = Boot(
+            base=self.base,
+            image=self.pool.image or f"{self.base.repository_url}:latest",
+            command=request.command,
+            environment=request.environment,
+            shm_gib=self.pool.shm_gib,
+            max_minutes=int(self.pool.max_hours * 60),
+            gpus=any(kind.startswith(("g", "p")) for kind in self.pool.instance_types),
+        )
+        data = base64.b64encode(boot.script().encode()).decode()
+        digest = hashlib.sha256(data.encode()).hexdigest()[:16]
+        description = f"{request.run} {digest}"
+        for version in self._template_versions():
+            if version.get("VersionDescription") == description:
+                return str(version["VersionNumber"])
+        with naming("CreateLaunchTemplateVersion"):
+            made = self.clients.ec2.create_launch_template_version(
+                LaunchTemplateId=self.base.launch_template,
+                SourceVersion="1",
+                VersionDescription=description,
+                LaunchTemplateData={"UserData": data},
+            )
+        return str(made["LaunchTemplateVersion"]["VersionNumber"])
+
+    def _template_versions(self) -> Iterator[Mapping[str, Any]]:
+        with naming("DescribeLaunchTemplateVersions"):
+            pages = self.clients.ec2.get_paginator("describe_launch_template_versions").paginate(
+                LaunchTemplateId=self.base.launch_template
+            )
+            for page in pages:
+                yield from page["LaunchTemplateVersions"]
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def list_nodes(self, run: RunId) -> Sequence[Instance]:
+        """Return a run's instances; ended ones for about an hour, as long as EC2 shows them."""
+        return [item.instance for item in self._known(run)]
+
+    def _known(self, run: RunId) -> list[_Launched]:
+        seen = {item.instance.name: item for item in self._described(run)}
+        unseen = self._launched.get(run, {})
+        for name, item in list(unseen.items()):
+            if name in seen or self.clock() - item.at > SEEN_WITHIN_S:
+                del unseen[name]
+            else:
+                seen[name] = item
+        return sorted(seen.values(), key=lambda item: (item.at, item.instance.name))
+
+    def _described(self, run: RunId, role: str = "node") -> Iterator[_Launched]:
+        filters = [
+            {"Name": f"tag:{CLUSTER_TAG}", "Values": [self.base.cluster]},
+            {"Name": f"tag:{RUN_TAG}", "Values": [run]},
+            {"Name": f"tag:{ROLE_TAG}", "Values": [role]},
+        ]
+        with naming("DescribeInstances"):
+            for page in self.clients.ec2.get_paginator("describe_instances").paginate(Filters=filters):
+                for reservation in page["Reservations"]:
+                    for instance in reservation["Instances"]:
+                        yield self._read(instance)
+
+    def _read(self, instance: Mapping[str, Any]) -> _Launched:
+        state = _STATES[instance["State"]["Name"]]
+        tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+        reason = instance.get("StateReason", {}).get("Message", "") if state is InstanceState.ENDED else ""
+        return _Launched(
+            Instance(
+                name=instance["InstanceId"],
+                state=state,
+                address=instance.get("PrivateIpAddress", ""),
+                detail=reason,
+                log=f"{self.base.log_group}:{instance['InstanceId']}",
+            ),
+            token=tags.get(TOKEN_TAG, ""),
+            at=instance["LaunchTime"].timestamp(),
+            zone=instance["Placement"]["AvailabilityZone"],
+        )
+
+    def interruptions(self, run: RunId) -> Sequence[InterruptionNotice]:
+        """Return spot notices of a run's nodes, and avoid the pools that they come from."""
+        mine = {item.instance.name: item for item in self._known(run)}
+        notices = []
+        with naming("ReceiveMessage"):
+            answer = self.clients.sqs.receive_message(
+                QueueUrl=self.base.interruption_queue, MaxNumberOfMessages=10, VisibilityTimeout=5
+            )
+        for message in answer.get("Messages", ()):
+            event = json.loads(message["Body"])
+            name = event.get("detail", {}).get("instance-id", "")
+            if name not in mine:
+                continue  # another run's: it comes back for its owner when the visibility ends
+            if event.get("detail-type") == WARNING:
+                notices.append(self._notice(event, name))
+                for kind in self.pool.instance_types:
+                    self._memory.block(Pool(kind, mine[name].zone, "spot"), self.clock())
+            with naming("DeleteMessage"):
+                self.clients.sqs.delete_message(
+                    QueueUrl=self.base.interruption_queue, ReceiptHandle=message["ReceiptHandle"]
+                )
+        return notices
+
+    @staticmethod
+    def _notice(event: Mapping[str, Any], name: str) -> InterruptionNotice:
+        told = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00")).timestamp()
+        return InterruptionNotice(instance=name, deadline=told + NOTICE_S, reason="spot interruption")
+
+    # ---- ending --------------------------------------------------------------------------------
+
+    def terminate(self, run: RunId, names: Collection[str]) -> None:
+        """Terminate instances of this run; others and unknown ones are left alone."""
+        mine = [item.instance.name for item in self._known(run) if item.instance.name in names]
+        self._terminate(mine)
+
+    def _terminate(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), 500):
+            with naming("TerminateInstances"):
+                self.clients.ec2.terminate_instances(InstanceIds=list(names[start : start + 500]))
+
+    def teardown(self, run: RunId) -> None:
+        """Terminate all instances of a run, nodes before etcd, wait for their end, forget its versions.
+
+        Every step is tried, also after another failed.
+
+        Raises:
+            ProviderError: The first failure; the message says what is left.
+        """
+        problems: list[ProviderError] = []
+        for role in ("node", "etcd"):
+            try:
+                self._end_all(run, role)
+            except ProviderError as error:
+                problems.append(error)
+        try:
+            self._delete_versions(run)
+        except ProviderError as error:
+            problems.append(error)
+        self._launched.pop(run, None)
+        if problems:
+            raise problems[0]
+
+    def _end_all(self, run: RunId, role: str, timeout_s: float = 300.0) -> None:
+        deadline = self.clock() + timeout_s
+        while True:
+            left = [
+                item.instance
+                for item in self._described(run, role)
+                if item.instance.state is not InstanceState.ENDED
+            ]
+            if not left:
+                return
+            self._terminate([node.name for node in left if node.state is not InstanceState.STOPPING])
+            if self.clock() > deadline:
+                names = ", ".join(node.name for node in left)
+                raise ProviderUnavailable(f"still not terminated after {timeout_s:.0f} s: {names}")
+            self.wait(5.0)
+
+    def _delete_versions(self, run: RunId) -> None:
+        versions = [
+            str(version["VersionNumber"])
+            for version in self._template_versions()
+            if version.get("VersionDescription", "").startswith(f"{run} ")
+        ]
+        if versions:
+            with naming("DeleteLaunchTemplateVersions"):
+                self.clients.ec2.delete_launch_template_versions(
+                    LaunchTemplateId=self.base.launch_template, Versions=versions
+                )

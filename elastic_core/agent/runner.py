@@ -8,6 +8,7 @@ needed. Its exit code is its own. The same code runs in a forked worker and, as
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -18,7 +19,6 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -34,11 +34,9 @@ from elastic_core.model.messages import WorkerFailed
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """torch's variable: where a worker writes why it failed, as JSON."""
 
-NOT_FOUND: Final = 127
-"""Exit code for a program that does not exist, as shells have it."""
-
-NOT_EXECUTABLE: Final = 126
-"""Exit code for a program that cannot be executed, as shells have it."""
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
+"""As shells have it."""
 
 _MAX_MESSAGE: Final = 2_000
 _BROKEN_COLLECTIVE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
@@ -46,27 +44,19 @@ _BROKEN_COLLECTIVE: Final = ("gloo/transport", "Connection closed by peer", "Con
 
 
 def run(launch: Launch) -> int:
-    """Run the launch's program in this process and return the exit code to end with.
-
-    Raises:
-        KeyboardInterrupt: The program was interrupted; the interpreter then ends by SIGINT.
-    """
+    """Run the launch's program in this process and return the exit code to end with."""
     error_file = _fresh_error_file()
     try:
         _run_program(launch.entrypoint, launch.args)
-    except SystemExit as stop:
-        code = _code_of(stop)
-        if code:
-            _report(stop, code, error_file)
-        return code
-    except KeyboardInterrupt as interrupt:
-        _report(interrupt, exit_code_of(-signal.SIGINT), error_file)
-        interrupt.__traceback__ = _user_part(interrupt.__traceback__)
-        raise
     except BaseException as error:
-        _print(error)
-        code = _exec_code(launch.entrypoint, error)
-        _report(error, code, error_file)
+        error.__traceback__ = _user_part(error.__traceback__)
+        code = _code_of(error, launch.entrypoint)
+        if not isinstance(error, SystemExit):
+            _print(error)
+        if code:
+            _report(error, code, error_file)
+        if isinstance(error, KeyboardInterrupt):
+            _end_by(signal.SIGINT)
         return code
     return 0
 
@@ -115,28 +105,36 @@ def _run_script(target: str) -> None:
         {"__file__": path, "__cached__": None, "__loader__": loader, "__builtins__": __builtins__}
     )
     sys.modules["__main__"] = module
+    if "__mp_main__" in sys.modules:  # what multiprocessing calls it in a child, and finds in its parent
+        sys.modules["__mp_main__"] = module
     exec(code, vars(module))  # noqa: S102 (running the user's program is what a runner is for)
 
 
-def _code_of(stop: SystemExit) -> int:
-    """Return the status that Python would end with, having printed a text as Python does."""
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)  # noqa: T201
-    return 1
-
-
-def _exec_code(entrypoint: Entrypoint, error: BaseException) -> int:
+def _code_of(error: BaseException, entrypoint: Entrypoint) -> int:
+    """Return the status that Python, or a shell in case of a command, ends with."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)  # noqa: T201 (as Python does)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        return exit_code_of(-signal.SIGINT)
     if entrypoint.kind == "command" and isinstance(error, OSError):
-        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
     return 1
+
+
+def _end_by(number: signal.Signals) -> None:
+    """End as an interrupted Python does: exit handlers first, then by the signal, so that callers see it."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _print(error: BaseException) -> None:
     try:
-        sys.excepthook(type(error), error, _user_part(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
     except Exception:
         traceback.print_exception(error)
 
@@ -155,7 +153,7 @@ def _report(error: BaseException, code: int, error_file: Path | None) -> None:
 
 def _describe(error: BaseException, code: int) -> Failure:
     environment = os.environ
-    trace = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
+    trace = "".join(traceback.format_exception(error))
     started = _had_process_group()
     return Failure(
         node_id=NodeId(environment.get("ELASTIC_NODE_ID", "")),
@@ -180,11 +178,6 @@ def _first_characters(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}[{len(text) - _MAX_MESSAGE} cut]"
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
-    for frame, line in traceback.walk_tb(trace):
-        yield frame.f_code.co_filename, line
-
-
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without the outer frames, which are ours and those of the machinery."""
     while trace is not None and (
@@ -199,7 +192,7 @@ def _location(error: BaseException) -> str:
     """Return "file:line" of the innermost frame of the user's code, or of any code if none is theirs."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
-    frames = list(_frames(_user_part(error.__traceback__)))
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     users = [frame for frame in frames if not frame[0].startswith(_foreign())]
     for name, line in reversed(users or frames):
         return f"{_shown(name)}:{line}"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from elastic_core.ids import RunId
 from elastic_core.model.membership import Outcome
@@ -71,12 +71,13 @@ class Nobody:
         """Do nothing."""
 
 
-_audience: ContextVar[Audience] = ContextVar("audience", default=Nobody())
+_NOBODY: Final = Nobody()
+_audience: ContextVar[Audience] = ContextVar("audience")
 
 
 def audience() -> Audience:
     """Return who listens now."""
-    return _audience.get()
+    return _audience.get(_NOBODY)
 
 
 @contextmanager

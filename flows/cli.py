@@ -46,7 +46,8 @@ def train(
     job_file: JobFile = Path("examples/digits.yaml"),
     settings: Settings = None,
     run_id: Annotated[
-        str, typer.Option(help="Go on with (or make) this run; default: the job's unfinished one, or a new one.")
+        str,
+        typer.Option(help="Run to go on with, or to make; default: the job's unfinished one, or a new one."),
     ] = "",
     max_time: Annotated[
         float, typer.Option(help="Stop, resumable, after so many seconds; 0: no limit.", min=0)
@@ -87,9 +88,7 @@ def status(run: RunName = "", runs: RunsDirectory = RUNS) -> None:
 
 
 @app.command()
-def stop(
-    run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsDirectory = RUNS
-) -> None:
+def stop(run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsDirectory = RUNS) -> None:
     """Let a run save its state and end; it can go on later."""
     from flows.status import request_stop
 
@@ -106,7 +105,7 @@ def list_runs(runs: RunsDirectory = RUNS) -> None:
 
 @server.command()
 def up(
-    port: Annotated[int | None, typer.Option(help="Port of UI and API; default: 4200 or the next free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; default: 4200 or the next free one.")] = None,
 ) -> None:
     """Start the server, and keep it running."""
     record = prefect_server.begin(port=port)
@@ -118,7 +117,8 @@ def up(
 def down() -> None:
     """Stop the server; its data stay."""
     record = prefect_server.stop()
-    typer.echo(f"stopped the Prefect server on port {record.port}" if record else "no Prefect server was running")
+    told = f"stopped the Prefect server on port {record.port}" if record else "no Prefect server was running"
+    typer.echo(told)
 
 
 @server.command(name="status")

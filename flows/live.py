@@ -18,6 +18,7 @@ from elastic_core.model.progress import Progress
 from flows.audience import RunEnd, RunSnapshot
 
 PLAIN_PERIOD_S: Final = 1.0
+_FORMS: Final = {"loss": ".4f", "accuracy": ".1%", "images_per_s": ".0f"}
 
 
 class LiveView(Protocol):
@@ -132,8 +133,8 @@ def progress_line(snapshot: RunSnapshot) -> str:
     progress = snapshot.observation.progress
     if progress is None:
         return ""
-    figures = "  ".join(f"{name} {value}" for name, value in _figures(progress))
-    return f"{figures}  nodes {_nodes(snapshot)}"
+    told = "  ".join(f"{name} {value}" for name, value in figures(progress))
+    return f"{told}  nodes {_nodes(snapshot)}"
 
 
 def _panel(snapshot: RunSnapshot) -> Group:
@@ -145,24 +146,19 @@ def _panel(snapshot: RunSnapshot) -> Group:
     progress = snapshot.observation.progress
     if progress is None:
         return Group(table, Text("waiting for the first step", style="dim"))
-    for name, value in _figures(progress):
+    for name, value in figures(progress):
         table.add_row(name, value)
     return Group(table, ProgressBar(total=max(progress.total_steps, 1), completed=progress.step, width=60))
 
 
-def _figures(progress: Progress) -> list[tuple[str, str]]:
+def figures(progress: Progress) -> list[tuple[str, str]]:
+    """Return what a progress says, as names and values for people."""
     steps = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
-    known = {
-        "loss": lambda value: f"{value:.4f}",
-        "accuracy": lambda value: f"{value:.1%}",
-        "images_per_s": lambda value: f"{value:.0f}",
-    }
-    shown = [
-        (name.replace("_per_s", "/s"), form(progress.metrics[name]))
-        for name, form in known.items()
-        if name in progress.metrics
-    ]
-    return [("epoch", str(progress.epoch + 1)), ("step", steps), *shown]
+    shown = [("epoch", str(progress.epoch + 1)), ("step", steps)]
+    for name, form in _FORMS.items():
+        if name in progress.metrics:
+            shown.append((name.replace("_per_s", "/s"), format(progress.metrics[name], form)))
+    return shown
 
 
 def _nodes(snapshot: RunSnapshot) -> str:
@@ -171,5 +167,6 @@ def _nodes(snapshot: RunSnapshot) -> str:
     training = seen.current.group_world_size if seen.current else 0
     warming = sum(node.phase is NodePhase.WARMING for node in seen.nodes)
     starting = sum(instance.state is InstanceState.RUNNING for instance in seen.instances) - len(seen.nodes)
-    others = [f"{count} {word}" for count, word in ((warming, "warming"), (starting, "starting")) if count > 0]
+    counts = ((warming, "warming"), (starting, "starting"))
+    others = [f"{count} {word}" for count, word in counts if count > 0]
     return f"{training} training" + (f" ({', '.join(others)})" if others else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -42,7 +43,9 @@ def connect_prefect() -> str:
     return record.url
 
 
-def run_flow(job: JobSpec, view: LiveView, *, run_id: str = "", max_time: float = 0, runs: Path = RUNS) -> RunEnd:
+def run_flow(
+    job: JobSpec, view: LiveView, *, run_id: str = "", max_time: float = 0, runs: Path = RUNS
+) -> RunEnd:
     """Run the flow under a view and return how it ended.
 
     Raises:
@@ -51,11 +54,13 @@ def run_flow(job: JobSpec, view: LiveView, *, run_id: str = "", max_time: float 
     from flows.train import elastic_train
 
     with listening(view):
-        state = elastic_train(job, run_id=run_id, max_time=max_time, runs=str(runs), return_state=True)
+        state: Any = elastic_train(job, run_id=run_id, max_time=max_time, runs=str(runs), return_state=True)
     if view.end is not None:
         return view.end
     error = state.result(raise_on_failure=False)
-    raise error if isinstance(error, ElasticError) else ElasticError(f"the flow ended as {state.name}: {error}")
+    if isinstance(error, ElasticError):
+        raise error
+    raise ElasticError(f"the flow ended as {state.name}: {error}")
 
 
 def tell_end(end: RunEnd, url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
@@ -70,20 +70,15 @@ class FlowSide:
         return self._link is not None and self._link.is_foreign()
 
     def _tell_generation(self, snapshot: RunSnapshot) -> None:
-        history = snapshot.observation.history
-        for entry in history:
+        for entry in snapshot.observation.history:
             generation = entry.generation
             if generation.number > self._generation:
                 self._generation = generation.number
                 self.say(f"generation {generation.number}: {generation.reason}")
-                self._emit("elastic.generation.formed", snapshot, number=generation.number, cause=generation.cause)
+                payload = {"number": generation.number, "cause": generation.cause}
+                self._emit("elastic.generation.formed", snapshot.attempt.directory.run, payload)
 
-    def _emit(self, event: str, snapshot: RunSnapshot, **payload: object) -> None:
-        if self._link is None:
-            return
-        directory = snapshot.attempt.directory
-        emit_event(
-            event,
-            resource={"prefect.resource.id": f"elastic.run.{directory.run}", "prefect.resource.name": directory.run},
-            payload=payload,
-        )
+    def _emit(self, event: str, run: str, payload: dict[str, Any]) -> None:
+        if self._link is not None:
+            resource = {"prefect.resource.id": f"elastic.run.{run}", "prefect.resource.name": run}
+            emit_event(event, resource=resource, payload=payload)

@@ -7,19 +7,25 @@ the run elsewhere gets snapshots.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from elastic_core.cluster.provider import Instance, InstanceState, NodeProvider
-from elastic_core.errors import ElasticError
+from elastic_core.cluster.provider import Instance, LaunchResult
+from elastic_core.errors import ElasticError, ProviderError, ProviderUnavailable
 from elastic_core.exits import ExitCode
+from elastic_core.ids import instance_of
 from elastic_core.model.codec import encode
 from elastic_core.model.membership import Closed, Outcome, Stop, Target
-from elastic_core.store.keys import RunKeys
-from elastic_core.store.protocol import Modified, Put, Store
-from tasks.agents import Attempt
+from elastic_core.planning.launches import LaunchLog
+from elastic_core.planning.plan import plan_cluster
+from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
+from elastic_core.store.protocol import Put, Store
+from tasks.ownership import Ownership
+from tasks.provision import ALIVE, Cluster
 from tasks.watch import Observation, RunWatch
 
 TICK_S: Final = 1.0
@@ -27,8 +33,6 @@ STOP_DEADLINE_S: Final = 8.0
 """A stopped run saves its state within this, or it is ended without."""
 LEAVE_DEADLINE_S: Final = 3.0
 """Agents of a closed run end by themselves within this."""
-
-_ALIVE: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 
 
 class Fenced(ElasticError):
@@ -57,23 +61,24 @@ class Supervision:
 
     def __init__(
         self,
-        attempt: Attempt,
+        cluster: Cluster,
         store: Store,
-        provider: NodeProvider,
         *,
         say: Callable[[str], None],
         show: Callable[[Observation], None],
     ) -> None:
-        self._attempt = attempt
-        self._run = attempt.directory.run
-        self._keys = RunKeys(self._run)
+        self._cluster = cluster
         self._store = store
-        self._provider = provider
         self._say = say
         self._show = show
-        self._watch = RunWatch(store, self._keys)
+        self._watch = RunWatch(store, cluster.keys)
         self._instances: Sequence[Instance] = ()
         self._listed_at = float("-inf")
+        self._hurried = False
+        self._said = ""
+        self._plan = plan_cluster(cluster.attempt.job)
+        # Tokens of this process only: what another one asked for is seen in the provider's list.
+        self._log = LaunchLog(owner=f"{cluster.attempt.number}-{secrets.token_hex(4)}")
 
     def __enter__(self) -> Self:
         """Start following the store."""
@@ -90,32 +95,43 @@ class Supervision:
         """Let the loop look up now; safe from any thread."""
         self._watch.wake()
 
-    def until_closed(self, steering: Steering) -> Closed:
+    def hurry(self) -> None:
+        """Wait no longer for agents that save or leave."""
+        self._hurried = True
+        self._watch.wake()
+
+    def until_closed(self, steering: Steering, ownership: Ownership, deadline: float = inf) -> Closed:
         """Keep the wanted nodes alive until the run is closed.
 
+        Args:
+            steering: May tell us to stop.
+            ownership: The right to write for the run.
+            deadline: Monotonic time at which the run is stopped, resumable.
+
         Raises:
-            Fenced: The steering says that this process must not act any more.
+            Fenced: This process must not act any more.
         """
-        self._want_nodes(self._attempt.job.nodes.target)
         while True:
             observation = self._look()
             if observation.closed is not None:
                 return observation.closed
-            if steering.is_foreign():
-                raise Fenced("this flow run was ended on the server; the nodes are left to whoever adopts them")
+            if steering.is_foreign() or ownership.is_lost():
+                raise Fenced("this flow run is over; the nodes are left to the flow that drives the run now")
             if steering.wants_stop():
                 return self.stop("the flow run was cancelled")
-            if (given_up := self._reconcile(observation)) is not None:
+            if time.monotonic() >= deadline:
+                return self.stop("the time limit was reached")
+            if (given_up := self._tend(observation, ownership)) is not None:
                 return given_up
-            self._watch.wait(TICK_S)
+            self._watch.wait(min(TICK_S, max(deadline - time.monotonic(), 0)))
 
-    def stop(self, reason: str, deadline_s: float = STOP_DEADLINE_S) -> Closed:
+    def stop(self, reason: str) -> Closed:
         """Ask the agents to save and leave; return as soon as they did, or when the time is up."""
-        self._say(f"stopping: {reason}; waiting up to {deadline_s:.0f} s for the saved state")
-        self._store.put(self._keys.stop, encode(Stop(reason=reason)))
-        deadline = time.monotonic() + deadline_s
-        while (left := deadline - time.monotonic()) > 0:
-            observation = self._look()
+        self._say(f"stopping: {reason}; the state is saved first (at most {STOP_DEADLINE_S:.0f} s)")
+        self._store.put(self._cluster.keys.stop, encode(Stop(reason=reason)))
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        while (left := deadline - time.monotonic()) > 0 and not self._hurried:
+            observation = self._look(fresh=True)
             if observation.closed is not None:
                 return observation.closed
             if not self._alive():
@@ -123,30 +139,77 @@ class Supervision:
             self._watch.wait(min(left, 0.2))
         return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=reason)
 
-    def wait_left(self, deadline_s: float = LEAVE_DEADLINE_S) -> Observation:
+    def wait_left(self) -> Observation:
         """Give the agents of a closed run time to end by themselves; return the last view."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
         observation = self._look(fresh=True)
-        while self._alive() and (left := deadline - time.monotonic()) > 0:
+        while self._alive() and not self._hurried and (left := deadline - time.monotonic()) > 0:
             self._watch.wait(min(left, 0.1))
             observation = self._look(fresh=True)
         return observation
 
-    def _want_nodes(self, count: int) -> None:
-        """Write the first target; one that is there (a rescale, an adopted run) stays."""
-        self._store.transact(
-            [Modified(self._keys.target, NO_REVISION)],
-            [Put(self._keys.target, encode(Target(nodes=count)))],
-        )
+    # ---- keeping what the job wants ----------------------------------------------------------
+
+    def _tend(self, seen: Observation, ownership: Ownership) -> Closed | None:
+        """Bring store and nodes to the plan; return an end if that is hopeless."""
+        if restarted := self._cluster.tend():
+            self._say(restarted)
+        if seen.target is None:
+            target = Target(nodes=self._plan.nodes)
+            ownership.write(Put(self._cluster.keys.target, encode(target)))
+        else:
+            self._plan = self._plan.resized(seen.target.nodes)
+        members = {instance_of(member.node_id) for entry in seen.history[-1:] for member in entry.members}
+        now = time.monotonic()
+        self._log = self._log.noticed(seen.instances)
+        for action in reconcile(self._plan, seen.instances, log=self._log, members=members, now=now):
+            if isinstance(action, GiveUp):
+                return _hopeless(action)
+            self._perform(action)
+        return None
+
+    def _perform(self, action: Launch | Terminate | Hold) -> None:
+        match action:
+            case Launch(record=record, reason=reason):
+                self._say_once(f"launching {record.count} nodes: {reason}")
+                self._log = self._log.asked(record)
+                try:
+                    result = self._cluster.launch(record.token, record.count)
+                except ProviderUnavailable as error:  # no answer: the same token is used again later
+                    self._say_once(f"no answer from the provider: {error}")
+                    return
+                except ProviderError as error:
+                    self._say_once(f"the provider refused: {error}")
+                    result = LaunchResult(launched=(), shortfall=record.count, reason=str(error))
+                self._log = self._log.answered(record.token, result)
+                self._listed_at = float("-inf")
+            case Terminate(names=names, reason=reason):
+                self._say_once(f"ending {', '.join(names)}: {reason}")
+                self._cluster.terminate(names)
+                self._listed_at = float("-inf")
+            case Hold(reason=reason):
+                self._say_once(reason)
+
+    def _say_once(self, sentence: str) -> None:
+        """Say it unless it was the last thing said here: a reason that holds is told once."""
+        if sentence != self._said:
+            self._said = sentence
+            self._say(sentence)
 
     def _look(self, *, fresh: bool = False) -> Observation:
         now = time.monotonic()
         if fresh or now - self._listed_at >= TICK_S:
-            self._instances = self._provider.list_nodes(self._run)
+            self._instances = self._cluster.instances()
             self._listed_at = now
         observation = self._watch.observation(self._instances)
         self._show(observation)
         return observation
 
     def _alive(self) -> list[Instance]:
-        return [instance for instance in self._instances if instance.state in _ALIVE]
+        return [instance for instance in self._instances if instance.state in ALIVE]
+
+
+def _hopeless(action: GiveUp) -> Closed:
+    below = action.exit_code == ExitCode.BELOW_MINIMUM
+    outcome = Outcome.BELOW_MINIMUM if below else Outcome.FAILED
+    return Closed(outcome=outcome, exit_code=action.exit_code, reason=action.reason)

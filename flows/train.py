@@ -9,6 +9,7 @@ flow leaves behind is adopted, or ended, by the next one.
 from __future__ import annotations
 
 import time
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -40,6 +41,9 @@ _JOB: Final = JobSpec()
 def elastic_train(
     job: JobSpec = _JOB,
     run_id: Annotated[str, Field(description="A run to go on with or to make; empty: by `resume`.")] = "",
+    max_time: Annotated[
+        float, Field(ge=0, description="Stop, resumable, after so many seconds; 0: no limit.")
+    ] = 0,
     runs: Annotated[str, Field(description="Directory of all runs' directories.")] = str(RUNS),
 ) -> Any:
     """Train a job on nodes that come and go.
@@ -47,6 +51,7 @@ def elastic_train(
     Args:
         job: What to train, and on what.
         run_id: A run to go on with or to make; empty: an unfinished run of this job, else a new one.
+        max_time: Stop, resumable, after so many seconds; 0: no limit.
         runs: Directory of all runs' directories.
     """
     root = Path(runs)
@@ -54,18 +59,21 @@ def elastic_train(
     with job_lock(root, job.name) as lock:
         directory = steps.find_run(root, job, run_id)
         lock.name_run(directory.run)
-        end = _already_complete(directory) if directory.is_finished() else _train(job, directory)
+        if directory.is_finished():
+            end = _already_complete(directory)
+        else:
+            end = _train(job, directory, time.monotonic() + (max_time or inf))
     audience().ended(end)
     return _state(end)
 
 
-def _train(job: JobSpec, directory: RunDirectory) -> RunEnd:
+def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
     """Train, and leave nothing running behind, whichever way it ends."""
     with FlowSide() as side:
         cluster = Cluster(job, directory)
         try:
             side.say(steps.find_or_start(cluster))
-            closed, seen = _drive(cluster, side)
+            closed, seen = _drive(cluster, side, deadline)
         except INTERRUPTIONS as interruption:
             closed, seen = _preempted(interruption), Observation()
         except Fenced:
@@ -87,7 +95,7 @@ def _train(job: JobSpec, directory: RunDirectory) -> RunEnd:
     )
 
 
-def _drive(cluster: Cluster, side: FlowSide) -> tuple[Closed, Observation]:
+def _drive(cluster: Cluster, side: FlowSide, deadline: float) -> tuple[Closed, Observation]:
     """Watch and replace until the run is over; return how it ended and what was seen last."""
     began_at = time.time()
 
@@ -101,7 +109,7 @@ def _drive(cluster: Cluster, side: FlowSide) -> tuple[Closed, Observation]:
     ):
         side.wake_with(supervision.wake)
         try:
-            closed = supervision.until_closed(side, ownership)
+            closed = supervision.until_closed(side, ownership, deadline)
         except INTERRUPTIONS as interruption:
             with patient(supervision.hurry):
                 closed = supervision.stop(_preempted(interruption).reason)

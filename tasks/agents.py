@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from elastic_core.cluster.provider import LaunchRequest, NodeProvider
-from elastic_core.model.job import ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
+from elastic_core.errors import RefusedInput
+from elastic_core.model.job import AwsPool, ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
 from tasks.runs import RunDirectory
 
 GRACE_S: Final = 1.5
@@ -28,11 +29,11 @@ class Attempt:
     number: int
     endpoint: str
 
-    def launch_request(self, reason: str, count: int) -> LaunchRequest:
-        """Return what launches `count` nodes; the same reason never launches twice in an attempt."""
+    def launch_request(self, token: str, count: int) -> LaunchRequest:
+        """Return what launches `count` nodes; the same token never launches twice."""
         return LaunchRequest(
             run=self.directory.run,
-            token=f"{self.number}-{reason}",
+            token=token,
             count=count,
             command=(*self._rendezvous(), *_program(self.job.training)),
             environment={"ELASTIC_ATTEMPT": str(self.number)},
@@ -55,20 +56,21 @@ class Attempt:
         )
 
 
-def provider_of(pool: LocalPool | DockerPool, runs: Path) -> NodeProvider:
+def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path) -> NodeProvider:
     """Return where the nodes of a pool come from.
 
     A provider's library is imported only where its pool is used.
+
+    Raises:
+        RefusedInput: The pool cannot be driven by this flow yet.
     """
     match pool:
         case LocalPool():
             from tasks.providers.local import LocalProvider
 
             return LocalProvider(runs, grace_s=GRACE_S)
-        case DockerPool():
-            from tasks.providers.docker import DockerProvider
-
-            return DockerProvider(runs, pool, grace_s=GRACE_S)
+        case _:
+            raise RefusedInput([f"pool.kind: the flow does not drive {pool.kind!r} yet; use 'local'"])
 
 
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from typing import Final
 
 from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.model.job import ClassyTraining, JobSpec, ScriptTraining
+from tasks.agents import provider_of
+from tasks.runs import RUNS
 
 DEADLINE_S: Final = 120.0
 
@@ -47,15 +49,17 @@ def resolve(job: JobSpec) -> JobSpec:
 
 
 def check(job: JobSpec, home: Path) -> None:
-    """Refuse a job that cannot train; `job` is resolved.
+    """Refuse a job that cannot train.
 
     Args:
+        job: A resolved job.
         home: Directory under which passed jobs are remembered.
 
     Raises:
         RefusedInput: All mistakes, one line each.
         ValidationFailed: The check broke or took longer than two minutes.
     """
+    provider_of(job.pool, RUNS)
     if not isinstance(job.training, ClassyTraining):
         return
     passed = home / "validated" / _fingerprint(job)
@@ -76,7 +80,9 @@ def _read_config(path: Path) -> object:
     except ValueError as error:
         raise RefusedInput([f"training.config: {str(path)!r} is not JSON: {error}"]) from error
     if not isinstance(config, dict):
-        raise RefusedInput([f"training.config: {str(path)!r} must hold an object, not {type(config).__name__}"])
+        raise RefusedInput(
+            [f"training.config: {str(path)!r} must hold an object, not {type(config).__name__}"]
+        )
     return config
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -29,7 +30,7 @@ from elastic_core.errors import ProviderUnavailable
 from elastic_core.exits import exit_code_of
 from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
-from tasks.process import ProcessIdentity, carrying, end, identify, is_running, spawn
+from tasks.process import ProcessIdentity, carrying, end, identify, is_running, send, spawn
 
 NODE_MARK: Final = "ELASTIC_NODE_RECORD"
 """Environment variable with the path of the node's record, in every process of the node."""
@@ -104,6 +105,13 @@ class LocalProvider:
     def teardown(self, run: RunId) -> None:
         """End all nodes of a run; their records stay, as its history."""
         self.terminate(run, [node.name for node in self._records(run)])
+
+    def kill(self, run: RunId, name: str) -> None:
+        """End everything of a node at once and without a word, as a power cut would: for demonstrations."""
+        for node in self._records(run):
+            if node.name == name:
+                for process in self._processes(run, node):
+                    send(process, signal.SIGKILL)
 
     # ---- starting ----------------------------------------------------------------------------
 

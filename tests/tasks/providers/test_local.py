@@ -151,3 +151,13 @@ def test_an_agent_that_leaves_on_sigterm_is_not_killed(runs: Path) -> None:
     provider.terminate(RUN, ["node-1"])
     node = provider.list_nodes(RUN)[0]
     assert (node.exit_code, node.detail) == (75, "ended on request")
+
+
+def test_a_killed_node_has_no_process_left_in_any_session(runs: Path) -> None:
+    provider = LocalProvider(runs, agent=AGENT)
+    node = launch(provider, "--child")
+    eventually(lambda: started(node))
+    provider.kill(RUN, "node-1")
+    eventually(ended(provider))
+    eventually(lambda: carrying(NODE_MARK, str(record_path(runs))) == [])
+    assert provider.list_nodes(RUN)[0].detail == "killed by signal 9"

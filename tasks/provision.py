@@ -1,0 +1,107 @@
+"""The cluster of one run: its etcd and its nodes, found where they exist and started where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
+from elastic_core.model.job import JobSpec
+from elastic_core.model.membership import Outcome
+from elastic_core.store.keys import RunKeys
+from elastic_core.store.protocol import Store
+from tasks.agents import Attempt, provider_of
+from tasks.etcd import EtcdProcess, connected
+from tasks.runs import RunDirectory
+from tasks.watch import observe
+
+ALIVE: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
+
+
+class Cluster:
+    """Everything of a run that runs: adopts before it creates; every method may be repeated."""
+
+    def __init__(self, job: JobSpec, directory: RunDirectory) -> None:
+        self.keys = RunKeys(directory.run)
+        self._job = job
+        self._directory = directory
+        self._provider = provider_of(job.pool, directory.path.parent)
+        self._etcd = EtcdProcess(directory)
+        self._attempt: Attempt | None = None
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that was found or started.
+
+        Raises:
+            RuntimeError: Neither happened yet.
+        """
+        if self._attempt is None:
+            raise RuntimeError("find_or_start comes first")
+        return self._attempt
+
+    def find_or_start(self) -> str:
+        """Adopt the running attempt, or begin a new one without nodes; return what was decided and why."""
+        adopted = self._adopt()
+        if adopted is not None:
+            self._attempt = adopted
+            count = len(self.alive())
+            return f"adopted attempt {adopted.number} of run {self._directory.run}: {count} nodes run"
+        leftover = self.alive()
+        self._provider.teardown(self._directory.run)
+        number = self._directory.begin_attempt(self._job)
+        self._attempt = self._describe(number, self._etcd.start(number).endpoint)
+        ended = f" after ending {len(leftover)} nodes of an earlier one" if leftover else ""
+        return f"attempt {number} of run {self._directory.run} begins{ended}"
+
+    def launch(self, token: str, count: int) -> LaunchResult:
+        """Launch nodes; the same token never launches twice."""
+        return self._provider.launch(self.attempt.launch_request(token, count))
+
+    def terminate(self, names: Collection[str]) -> None:
+        """End nodes."""
+        self._provider.terminate(self._directory.run, names)
+
+    def instances(self) -> Sequence[Instance]:
+        """Return all nodes of the run, ended ones too."""
+        return self._provider.list_nodes(self._directory.run)
+
+    def alive(self) -> list[Instance]:
+        """Return the nodes that run or are about to."""
+        return [instance for instance in self.instances() if instance.state in ALIVE]
+
+    def tend(self) -> str:
+        """Start a dead etcd again, with its data; return what was done, "" if nothing."""
+        if self._etcd.is_running():
+            return ""
+        self._etcd.ensure()
+        return "etcd had died and was started again with its data; training was not touched"
+
+    @contextmanager
+    def connected(self) -> Iterator[Store]:
+        """Connect to the run's store."""
+        with connected(self.attempt.endpoint) as store:
+            yield store
+
+    def tear_down(self) -> None:
+        """End all nodes, then etcd."""
+        self._provider.teardown(self._directory.run)
+        self._etcd.stop()
+
+    def _adopt(self) -> Attempt | None:
+        """Return the newest attempt if it goes on, or succeeded while nobody watched."""
+        number, record = self._directory.attempt(), self._etcd.record()
+        if record is None or record.attempt != number:
+            return None
+        nodes_run = bool(self.alive())
+        if not nodes_run and self._directory.outcome() is not None:
+            return None
+        record = self._etcd.ensure()
+        with connected(record.endpoint) as store:
+            closed = observe(store, self.keys).closed
+        goes_on = nodes_run if closed is None else closed.outcome is Outcome.SUCCEEDED
+        return self._describe(number, record.endpoint) if goes_on else None
+
+    def _describe(self, number: int, endpoint: str) -> Attempt:
+        return Attempt(job=self._job, directory=self._directory, number=number, endpoint=endpoint)

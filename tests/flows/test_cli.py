@@ -1,0 +1,102 @@
+"""The command line refuses bad input in one line a problem, with documented exit codes, and starts nothing."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+
+GOOD = """
+name: digits
+training: {kind: script, script: train.py}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "good.yaml").write_text(GOOD)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["elastic-train", *arguments])
+    monkeypatch.setenv("PREFECT_HOME", "unused")
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    return int(ending.value.code or 0)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_every_mistake_of_a_job_has_one_line_and_nothing_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text("name: Digits\nnodes: {max: three}\nworker_per_node: 2\n")
+    before = set(tmp_path.rglob("*"))
+    assert run(monkeypatch, "train", "bad.yaml") == 2
+    told = lines(capsys)
+    assert len(told) == 3
+    assert any("did you mean 'workers_per_node'?" in line for line in told)
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", "x;id", "é", "a" * 300, ""])
+def test_a_job_name_that_breaks_the_rule_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(monkeypatch, "train", "good.yaml", "--set", f"name='{name}'") == 2
+    assert [line.split(":")[1].strip() for line in lines(capsys)] == ["name"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("nodes.target", "--set 'nodes.target': write path.to.key=value, as in nodes.target=3"),
+        ("nodes.target=9", "good.yaml: nodes: target is 9: it must lie between min (1) and max (4)"),
+        ("training.script=gone.py", "training.script: 'gone.py' is not a file; give the path of a script"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, told: str
+) -> None:
+    assert run(monkeypatch, "validate", "good.yaml", "--set", setting) == 2
+    assert lines(capsys) == [told]
+
+
+def test_a_good_job_is_called_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "validate", "good.yaml", "--set", "nodes.target=3") == 0
+    assert capsys.readouterr().out == "good.yaml: job 'digits' is good: 3 nodes on pool local\n"
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_an_unknown_run_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, command, "nojob") == 3
+    assert lines(capsys) == ["no such run nojob"]
+
+
+def test_a_port_in_use_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(monkeypatch, "server", "up", "--port", str(port)) == 2
+    assert lines(capsys) == [f"--port: port {port} is in use by another program; choose another one"]
+    assert not (tmp_path / ".elastic").exists()
+
+
+def test_there_is_no_server_before_one_was_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "server", "down") == 0
+    assert capsys.readouterr().out == "no Prefect server was running\n"

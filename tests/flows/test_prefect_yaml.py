@@ -1,0 +1,81 @@
+"""`prefect.yaml` holds no key that Prefect would ignore in silence, and its deployment can be run bare."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.utilities.callables import parameter_schema
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+FILE = Path(__file__).parents[2] / "prefect.yaml"
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class WorkPool(Strict):
+    name: str
+    work_queue_name: str | None = None
+    job_variables: dict[str, Any] = {}
+
+
+class Deployment(Strict):
+    name: str
+    description: str
+    tags: list[str] = []
+    entrypoint: str
+    parameters: dict[str, Any] = {}
+    enforce_parameter_schema: bool = True
+    schedules: list[dict[str, Any]] = []
+    work_pool: WorkPool
+
+
+class ProjectFile(Strict):
+    """No `concurrency_limit` on purpose: its lease kills runs that outlive a server's restart."""
+
+    name: str
+    pull: list[dict[str, Any]]
+    deployments: list[Deployment]
+
+
+def project() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text())
+
+
+def test_every_key_is_known() -> None:
+    assert [deployment.name for deployment in ProjectFile.model_validate(project()).deployments] == [
+        "elastic-train"
+    ]
+
+
+def test_the_check_sees_a_misspelt_key() -> None:
+    data = project()
+    data["deployments"][0]["conccurrency_limit"] = 1
+    with pytest.raises(ValidationError, match="conccurrency_limit"):
+        ProjectFile.model_validate(data)
+
+
+def test_entrypoints_name_flows_of_the_deployments_name() -> None:
+    for deployment in ProjectFile.model_validate(project()).deployments:
+        path, _, attribute = deployment.entrypoint.partition(":")
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        assert getattr(module, attribute).name == deployment.name
+
+
+def test_the_bare_deployment_run_is_accepted_because_no_parameter_is_required() -> None:
+    from flows.train import elastic_train
+
+    schema = parameter_schema(elastic_train)
+    assert not schema.required
+    assert "required" not in schema.definitions["JobSpec"]
+
+
+def test_every_parameter_explains_itself_in_the_form() -> None:
+    from flows.train import elastic_train
+
+    properties = parameter_schema(elastic_train).properties
+    assert set(properties) == {"job", "run_id", "max_time", "runs"}
+    assert all(field.get("description") for field in properties.values())

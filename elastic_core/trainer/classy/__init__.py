@@ -1,0 +1,1 @@
+"""Classy Vision on the elastic API: any classification config, the same model at every world size."""

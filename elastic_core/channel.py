@@ -122,6 +122,13 @@ class AgentLink:
             raise LinkLost(f"the agent's socket {path!r} does not answer: {error}") from error
         return cls(connection)
 
+    def __enter__(self) -> Self:
+        """Return the link; leaving closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def fileno(self) -> int:
         """Return the socket's descriptor, to be waited on together with others.
 

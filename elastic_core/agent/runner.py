@@ -145,16 +145,14 @@ def _print(error: BaseException) -> None:
 def _report(error: BaseException, code: int, error_file: Path | None) -> None:
     failure = _describe(error, code)
     _write_error_file(error_file, failure)
-    with contextlib.suppress(LinkLost, ValueError):  # without an agent, the output has to do
-        link = AgentLink.connect()
+    # Without an agent, the output has to do.
+    with contextlib.suppress(LinkLost, ValueError), AgentLink.connect() as link:
         link.send(WorkerFailed(failure=failure))
-        link.close()
 
 
 def _describe(error: BaseException, code: int) -> Failure:
     environment = os.environ
     trace = "".join(traceback.format_exception(error))
-    started = _had_process_group()
     return Failure(
         node_id=NodeId(environment.get("ELASTIC_NODE_ID", "")),
         generation=0,  # the agent knows: a worker of the elastic API outlives generations
@@ -164,8 +162,8 @@ def _describe(error: BaseException, code: int) -> Failure:
         message=_first_characters(traceback.format_exception_only(error)[-1].strip() or type(error).__name__),
         location=_location(error),
         traceback=bound(trace),
-        started=started,
-        consequence=started and _is_broken_collective(error),
+        started=_had_process_group(),
+        consequence=_is_broken_collective(error),
         wall_time=time.time(),
     )
 
@@ -219,21 +217,23 @@ def _had_process_group() -> bool:
     torch puts its own `sys.excepthook` in place when a default group is formed and leaves it there,
     so that it still tells after a `finally: destroy_process_group()`.
     """
-    torch = sys.modules.get("torch")
     distributed = sys.modules.get("torch.distributed")
-    if torch is None or distributed is None or not distributed.is_available():
+    if distributed is None or not distributed.is_available():
         return False
     hook_of_torch = getattr(sys.excepthook, "__module__", "") == "torch.distributed.distributed_c10d"
     return hook_of_torch or bool(distributed.is_initialized())
 
 
 def _is_broken_collective(error: BaseException | None) -> bool:
-    distributed = sys.modules["torch.distributed"]
-    types = tuple(
-        getattr(distributed, name)
-        for name in ("DistBackendError", "DistNetworkError", "DistStoreError")
-        if hasattr(distributed, name)
-    )
+    """Tell whether a peer's end explains the error, or that which it was raised from.
+
+    Also true while a group is being formed: a peer that never came is no fault of this worker.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None:
+        return False
+    names = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    types = tuple(getattr(distributed, name) for name in names if hasattr(distributed, name))
     while error is not None:
         if isinstance(error, types):
             return True

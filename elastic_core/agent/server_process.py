@@ -31,22 +31,20 @@ class ServerProcess:
     """
 
     def __init__(self, environment: Mapping[str, str], *, directory: str, log: Path | None) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: The system refuses it (too many processes, too long an environment).
+        """
         self.warmed = False
         self._log = log
         ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as stack:
-            output = stack.enter_context(log.open("ab")) if log else None
-            name = "elastic_core.agent.forkserver"
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", name, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
-                cwd=directory,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        with theirs:
+            try:
+                self._process = _start(theirs, environment, directory=directory, log=log)
+            except OSError:
+                ours.close()
+                raise
         self.peer = Peer(ours)
 
     def set_up(self, *, entrypoint: Entrypoint, preload: tuple[str, ...], start_method: str) -> None:
@@ -88,6 +86,24 @@ class ServerProcess:
 
     def _request(self, request: Mapping[str, Any]) -> None:
         self.peer.write(json.dumps(request).encode() + b"\n")
+
+
+def _start(
+    connection: socket.socket, environment: Mapping[str, str], *, directory: str, log: Path | None
+) -> subprocess.Popen[bytes]:
+    name = "elastic_core.agent.forkserver"
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("ab")) if log else None
+        return subprocess.Popen(
+            [sys.executable, "-m", name, str(connection.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
+            cwd=directory,
+            pass_fds=[connection.fileno()],
+            start_new_session=True,
+        )
 
 
 def tail(path: Path, lines: int) -> str:

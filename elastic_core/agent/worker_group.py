@@ -183,6 +183,10 @@ class WorkerGroup:
 
         Must be called from the agent's main thread: the kernel ties the fork server's life to
         the thread that started it.
+
+        Raises:
+            RuntimeError: It was called from another thread.
+            OSError: The system refuses the process.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("warm() was called from another thread than the main one: call it there")

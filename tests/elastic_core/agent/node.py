@@ -45,7 +45,7 @@ class Node:
             "api": "torchrun",
             "entrypoint": Entrypoint("script", str(self.program)),
             "log_dir": self.logs,
-            "environment": dict(os.environ),
+            "environment": {**os.environ, "TEST_NODE": str(self.directory)},
         }
         self.spec = WorkerSpec(**{**fields, **spec})
         self.group = WorkerGroup(
@@ -98,6 +98,32 @@ class Node:
         ]
         return failure
 
+    def run_all(self, text: str) -> list[int]:
+        """Run `text` in all workers to their ends and return their codes."""
+        self.start(text)
+        return [self.wait_for(WorkerExited).exit.code for _ in range(self.spec.slots)]
+
+    def server_pid(self) -> int:
+        """Return the process id of the fork server."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                pid
+                for pid in descendants(os.getpid())
+                if name_of(pid) == "elastic-fork" and f"TEST_NODE={self.directory}" in environment_of(pid)
+            ]
+            return len(found) == 1
+
+        wait_until(is_there, "there is one fork server")
+        return found[0]
+
+    def worker_pid(self, local_rank: int) -> int:
+        """Return the process id of a worker's main process."""
+        below = descendants(self.server_pid())
+        (pid,) = [pid for pid in below if name_of(pid) == f"worker-{local_rank}" and os.getsid(pid) == pid]
+        return pid
+
     def output(self, local_rank: int = 0) -> str:
         """Return all that a worker wrote."""
         path = self.logs / f"worker-{local_rank}.log"
@@ -116,13 +142,33 @@ def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = DEADLIN
         time.sleep(0.002)
 
 
+def state_of(pid: int) -> str:
+    """Return a process's state as the kernel writes it (R, S, T, Z), or "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs: a zombie does not."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def name_of(pid: int) -> str:
+    """Return a process's name, or "" if there is none."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return ""
+
+
+def environment_of(pid: int) -> list[str]:
+    """Return the variables that a process was executed with."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
 
 
 def descendants(pid: int) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_the_program_is_main_as_python_would_run_it(node: Node) -> None:
         """
         import __main__, atexit, json, os, sys
         print(json.dumps({
-            "name": __name__, "file": __file__, "path": sys.path[0], "cwd": os.getcwd(),
+            "name": __name__, "file": __file__, "path": sys.path[0], "cwd": str(Path.cwd()),
             "is_main": vars(__main__) is globals(), "package": __package__, "spec": __spec__,
             "arguments": sys.orig_argv[1:3],
         }))
@@ -161,7 +160,7 @@ def test_the_program_is_main_as_python_would_run_it(node: Node) -> None:
         "name": "__main__",
         "file": str(node.program),
         "path": str(node.directory),
-        "cwd": os.getcwd(),
+        "cwd": str(Path.cwd()),
         "is_main": True,
         "package": None,
         "spec": None,
@@ -270,7 +269,12 @@ def test_torch_has_as_many_threads_as_the_environment_says(forked: Node, threads
 
 GROUP = """
 import os, torch, torch.distributed as dist
-dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}")
+dist.init_process_group(
+    "gloo",
+    init_method=f"file://{os.environ['MEETING']}",
+    rank=int(os.environ["RANK"]),
+    world_size=int(os.environ["WORLD_SIZE"]),
+)
 """
 
 
@@ -309,7 +313,7 @@ while True:
 
     failure = forked.failure()
     assert (failure.rank, failure.started, failure.consequence) == (0, True, True)
-    assert failure.location == f"{forked.program}:8"
+    assert failure.location == f"{forked.program}:13"
 
 
 def test_what_a_user_raises_from_a_broken_collective_is_a_consequence(forked: Node, tmp_path: Path) -> None:
@@ -376,7 +380,9 @@ def test_a_module_runs_as_with_minus_m(tmp_path: Path) -> None:
 
 
 def test_a_command_runs_without_python() -> None:
-    with Node(entrypoint=Entrypoint("command", "sh"), args=("-c", 'echo "$RANK" "$1"; exit 5', "sh", "a  b")) as node:
+    with Node(
+        entrypoint=Entrypoint("command", "sh"), args=("-c", 'echo "$RANK" "$1"; exit 5', "sh", "a  b")
+    ) as node:
         node.warm()
         node.group.start([{"RANK": "3"}])
 

@@ -1,0 +1,271 @@
+"""EC2 nodes on the emulated account, with errors injected."""
+
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from elastic_core.cluster.provider import InstanceState, LaunchRequest
+from elastic_core.errors import InsufficientCapacity, InvalidRequest, ProviderUnavailable, QuotaExceeded
+from elastic_core.ids import RunId
+from tasks.emulator.frontdoor import Fault
+from tasks.providers.aws.fleet import BLOCK_S, Pool
+from tasks.providers.aws.provider import AwsClients, AwsProvider
+from tests.tasks.emulator.account import Account, account, cloud
+
+__all__ = ["account", "cloud"]
+
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
+
+RUN = RunId("digits-1")
+TYPES = ("m5.large", "c5.large")
+
+
+def provider(account: Account, **changes: Any) -> AwsProvider:
+    pool = account.pool(**{"instance_types": TYPES, **changes})
+    return AwsProvider(pool=pool, base=account.base, clients=AwsClients.of(pool), wait=lambda _: None)
+
+
+def wanted(count: int = 1, token: str = "start", run: RunId = RUN) -> LaunchRequest:
+    return LaunchRequest(
+        run=run, token=token, count=count, command=("--rdzv-id", run, "a b", "$HOME", "50%d", "")
+    )
+
+
+def exhaust(account: Account, zone: str, market: Any = "spot") -> None:
+    for kind in TYPES:
+        account.cloud.market.limit(Pool(kind, zone, market), 0)
+
+
+def zone_of(account: Account, name: str) -> str:
+    return str(account.cloud.instance(name).availability_zone)
+
+
+def test_nodes_are_spot_tagged_and_listed(account: Account) -> None:
+    made = provider(account).launch(wanted(2))
+    (names, shortfall) = ([node.name for node in made.launched], made.shortfall)
+    assert (len(names), shortfall) == (2, 0)
+    listed = provider(account).list_nodes(RUN)
+    assert sorted(node.name for node in listed) == sorted(names)
+    for name in names:
+        instance = account.cloud.instance(name)
+        tags = {tag["key"]: tag["value"] for tag in instance.get_tags()}
+        assert instance.lifecycle == "spot"
+        assert tags["elastic:run"] == RUN
+        assert tags["elastic:cluster"] == "demo"
+    volumes = account.client("ec2").describe_volumes()["Volumes"]
+    assert all("elastic:run" in {tag["Key"] for tag in volume["Tags"]} for volume in volumes)
+
+
+def test_nothing_is_made_in_the_environments_default_region(account: Account) -> None:
+    provider(account).launch(wanted())
+    assert account.client("ec2", "us-east-1").describe_instances()["Reservations"] == []
+
+
+def test_a_lost_reply_makes_no_twins(account: Account) -> None:
+    account.cloud.door.inject(Fault(action="CreateFleet", lose_reply=True))
+    made = provider(account).launch(wanted(2))
+    assert len(made.launched) == 2
+    assert len(account.living()) == 2
+    assert len(account.cloud.door.fired) == 1
+
+
+def test_a_launch_that_died_is_adopted_by_the_next_process(account: Account) -> None:
+    first = provider(account).launch(wanted(2))
+    again = provider(account).launch(wanted(2))
+    assert {node.name for node in again.launched} == {node.name for node in first.launched}
+    assert len(account.living()) == 2
+
+
+def test_without_capacity_the_next_zone_is_asked(account: Account) -> None:
+    exhaust(account, "us-west-2a")
+    made = provider(account).launch(wanted(2))
+    assert {zone_of(account, node.name) for node in made.launched} == {"us-west-2b"}
+
+
+def test_nodes_of_a_run_stay_in_its_zone(account: Account) -> None:
+    subject = provider(account)
+    subject.launch(wanted(1))
+    exhaust(account, "us-west-2a")
+    with pytest.raises(InsufficientCapacity, match="sufficient"):
+        subject.launch(wanted(1, "more"))
+    assert len(account.living()) == 1
+
+
+def test_partial_capacity_is_data(account: Account) -> None:
+    exhaust(account, "us-west-2b")
+    account.cloud.market.limit(Pool("m5.large", "us-west-2a", "spot"), 1)
+    account.cloud.market.limit(Pool("c5.large", "us-west-2a", "spot"), 0)
+    made = provider(account).launch(wanted(3))
+    assert (len(made.launched), made.shortfall) == (1, 2)
+    assert "InsufficientInstanceCapacity" in made.reason
+
+
+def test_on_demand_is_the_declared_last_resort(account: Account) -> None:
+    exhaust(account, "us-west-2a")
+    exhaust(account, "us-west-2b")
+    with pytest.raises(InsufficientCapacity):
+        provider(account).launch(wanted())
+    made = provider(account, market="spot-then-on-demand").launch(wanted(1, "again"))
+    assert account.cloud.instance(made.launched[0].name).lifecycle is None
+
+
+def test_a_pool_without_capacity_is_left_alone_for_a_while(account: Account) -> None:
+    exhaust(account, "us-west-2a")
+    exhaust(account, "us-west-2b")
+    now = [1_800_000_000.0]
+    subject = provider(account)
+    subject.clock = lambda: now[0]
+    for _ in range(2):
+        with pytest.raises(InsufficientCapacity):
+            subject.launch(wanted())
+    asked = account.cloud.door.calls["CreateFleet"]
+    now[0] += BLOCK_S + 1
+    with pytest.raises(InsufficientCapacity):
+        subject.launch(wanted())
+    assert (asked, account.cloud.door.calls["CreateFleet"]) == (2, 4)
+
+
+@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"])
+def test_a_quota_is_told_and_no_other_zone_is_tried(account: Account, code: str) -> None:
+    account.cloud.door.inject(Fault(action="CreateFleet", code=code, message="limit reached", times=9))
+    with pytest.raises(QuotaExceeded, match=rf"{code}.*servicequotas"):
+        provider(account).launch(wanted())
+    assert account.cloud.door.calls["CreateFleet"] == 1
+    assert account.living() == []
+
+
+def test_a_missing_permission_names_the_policy_to_attach(account: Account) -> None:
+    account.cloud.door.inject(
+        Fault(action="CreateFleet", code="UnauthorizedOperation", message="no", status=403)
+    )
+    with pytest.raises(InvalidRequest, match="controller policy"):
+        provider(account).launch(wanted())
+
+
+@pytest.mark.slow
+def test_throttling_is_waited_out(account: Account) -> None:
+    account.cloud.door.inject(
+        Fault(action="DescribeInstances", code="RequestLimitExceeded", message="slow", status=503, times=5)
+    )
+    assert provider(account).list_nodes(RUN) == []
+    assert len(account.cloud.door.fired) == 5
+
+
+def test_the_start_script_keeps_arguments_byte_for_byte(account: Account) -> None:
+    name = provider(account).launch(wanted()).launched[0].name
+    script = base64.b64decode(str(account.cloud.instance(name).user_data)).decode()
+    assert """digits-1 'a b' '$HOME' 50%d ''""" in script
+    assert "shutdown -h +1440" in script
+
+
+def test_a_run_makes_one_template_version_and_teardown_deletes_it(account: Account) -> None:
+    subject = provider(account)
+    subject.launch(wanted(1, "a"))
+    subject.launch(wanted(1, "b"))
+    ec2 = account.client("ec2")
+
+    def versions() -> list[int]:
+        found = ec2.describe_launch_template_versions(LaunchTemplateId=account.base.launch_template)
+        return [version["VersionNumber"] for version in found["LaunchTemplateVersions"]]
+
+    assert versions() == [1, 2]
+    subject.teardown(RUN)
+    assert versions() == [1]
+    assert account.living() == []
+
+
+def test_runs_do_not_end_each_others_nodes(account: Account) -> None:
+    other = provider(account).launch(wanted(1, run=RunId("digits-2"))).launched[0].name
+    subject = provider(account)
+    subject.launch(wanted())
+    subject.terminate(RUN, [other])
+    subject.teardown(RUN)
+    assert account.living() == [other]
+
+
+def test_a_node_that_is_not_described_yet_is_not_launched_twice(account: Account) -> None:
+    subject = provider(account)
+    made = subject.launch(wanted())
+    # As if it were not seen yet: EC2 is eventually consistent.
+    account.client("ec2").delete_tags(Resources=[made.launched[0].name], Tags=[{"Key": "elastic:run"}])
+    assert [node.name for node in subject.list_nodes(RUN)] == [made.launched[0].name]
+    assert [node.name for node in subject.launch(wanted()).launched] == [made.launched[0].name]
+
+
+def send(account: Account, name: str) -> None:
+    event = {
+        "source": "aws.ec2",
+        "detail-type": "EC2 Spot Instance Interruption Warning",
+        "time": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        "detail": {"instance-id": name, "instance-action": "terminate"},
+    }
+    account.client("sqs").send_message(
+        QueueUrl=account.base.interruption_queue, MessageBody=json.dumps(event)
+    )
+
+
+def test_a_notice_is_told_once_and_its_pool_is_avoided(account: Account) -> None:
+    subject = provider(account)
+    name = subject.launch(wanted()).launched[0].name
+    send(account, name)
+    (notice,) = subject.interruptions(RUN)
+    assert notice.instance == name
+    assert 100 < notice.deadline - datetime.now(UTC).timestamp() <= 120
+    assert subject.interruptions(RUN) == []
+    with pytest.raises(InsufficientCapacity, match="without capacity lately"):
+        subject.launch(wanted(1, "replace"))
+
+
+def test_a_notice_for_another_run_is_left_for_it(account: Account) -> None:
+    other = provider(account).launch(wanted(1, run=RunId("digits-2"))).launched[0].name
+    send(account, other)
+    assert provider(account).interruptions(RUN) == []
+    attributes = account.client("sqs").get_queue_attributes(
+        QueueUrl=account.base.interruption_queue, AttributeNames=["ApproximateNumberOfMessagesNotVisible"]
+    )
+    assert attributes["Attributes"]["ApproximateNumberOfMessagesNotVisible"] == "1"
+
+
+def test_an_empty_account_has_nothing_to_list_or_end(account: Account) -> None:
+    subject = provider(account)
+    assert list(subject.list_nodes(RUN)) == []
+    subject.teardown(RUN)
+
+
+def test_teardown_of_what_does_not_end_is_bounded_and_names_it(account: Account) -> None:
+    account.cloud.listener = lambda instance: None  # no host layer answers: it stays shutting-down
+    subject = provider(account)
+    name = subject.launch(wanted()).launched[0].name
+    now = [1_800_000_000.0]
+    subject.clock = lambda: now[0]
+    subject.wait = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    with pytest.raises(ProviderUnavailable, match=name):
+        subject.teardown(RUN)
+
+
+@pytest.mark.parametrize("lose_reply", [False, True], ids=["fails", "reply lost"])
+@pytest.mark.parametrize("call", ["CreateLaunchTemplateVersion", "CreateFleet"])
+@pytest.mark.parametrize("nth", [0, 1])
+def test_whatever_call_fails_nothing_is_left_and_a_rerun_succeeds(
+    account: Account, call: str, nth: int, lose_reply: bool
+) -> None:
+    fault = Fault(action=call, code="UnauthorizedOperation", status=403, skip=nth, lose_reply=lose_reply)
+    account.cloud.door.inject(fault)
+    subject = provider(account)
+    try:
+        subject.launch(wanted(1, "a"))
+        subject.launch(wanted(1, "b"))
+    except InvalidRequest:
+        pass
+    finally:
+        subject.teardown(RUN)
+    assert account.living() == []
+    account.cloud.door.heal()
+    assert len(provider(account).launch(wanted(2, "rerun")).launched) == 2
+    assert {node.state for node in provider(account).list_nodes(RUN)} <= {
+        InstanceState.RUNNING,
+        InstanceState.ENDED,
+    }

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from elastic_core.model.failure import Failure
-from elastic_core.model.membership import Assignment, Generation
+from elastic_core.model.membership import Assignment, Cause, Generation
 from elastic_core.model.progress import Progress, Resumption, RunResult
 
 # ---- worker to agent -------------------------------------------------------------------------
@@ -102,9 +102,14 @@ class EnterGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveGeneration:
-    """A newer generation without this node: leave at a boundary and wait, set up, as a standby."""
+    """A newer generation without this node: leave at a boundary and wait, set up, as a standby.
+
+    Attributes:
+        cause: The newer generation's. After a loss or failure the old group is given up at once.
+    """
 
     generation: int
+    cause: Cause = Cause.RESCALE
     kind: Literal["leave_generation"] = "leave_generation"
 
 

@@ -52,12 +52,18 @@ class Reducer(Protocol):
     def reduce(self, flat: torch.Tensor) -> torch.Tensor:
         """Sum a one-dimensional tensor over all ranks; the same length on each.
 
-        Carries this rank's wish to leave along, so that all ranks learn of it at the same step.
+        The sum may be returned in the memory of `flat` itself. Carries this rank's wish to leave
+        along, so that all ranks learn of it at the same step.
         """
         ...
 
     def reduce_shards(self, shards: Mapping[int, torch.Tensor], total: int) -> torch.Tensor:
-        """Sum per-shard tensors in the order of shard numbers 0..total-1, bitwise the same at any world size."""
+        """Sum per-shard tensors in the order of their numbers, bitwise the same at any world size.
+
+        Args:
+            shards: Exactly the shards `order.shards_of(rank, world_size, total)`, empty ones as zeros.
+            total: Shards over all ranks.
+        """
         ...
 
 
@@ -74,8 +80,13 @@ class Trainee(Protocol):
         """Steps of the whole job."""
         ...
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, from 0."""
+        ...
+
     def set_up(self) -> None:
-        """Build model, data and optimizer, and run one dry step to warm every kernel; state unchanged after it."""
+        """Build model, data and optimizer, and warm every kernel by a dry step that changes no state."""
         ...
 
     def sample_ids(self, reducer: Reducer) -> Sequence[int]:
@@ -102,8 +113,8 @@ class Trainee(Protocol):
         """Take over a state.
 
         Raises:
-            elastic_core.errors.RefusedInput: It belongs to another model or configuration; the message names the
-                first mismatch.
+            elastic_core.errors.RefusedInput: It belongs to another model or configuration; the message
+                names the first mismatch.
         """
         ...
 

@@ -1,0 +1,129 @@
+"""Checkpoints written behind the training: it stands still for a copy in memory only."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import structlog
+
+from elastic_core.clock import Clock
+from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration
+from elastic_core.trainer.snapshot import HostBuffers
+
+log = structlog.get_logger(__name__)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one worker, one at a time, in a thread of its own.
+
+    A checkpoint that cannot be written is counted and warned of; training goes on with the last
+    good one. Only being overtaken by a newer generation is an error.
+
+    Attributes:
+        written: Checkpoints that are durable.
+        failures: Writes that failed.
+        skipped: Checkpoints that were due while another was still being written.
+        last_error: Why the last write failed, "" if it did not.
+        stall_s: Seconds for which the last copy held up training.
+    """
+
+    def __init__(self, directory: CheckpointDirectory, *, clock: Clock) -> None:
+        self.directory = directory
+        self.written = 0
+        self.failures = 0
+        self.skipped = 0
+        self.last_error = ""
+        self.stall_s = 0.0
+        self._clock = clock
+        self._buffers = HostBuffers()
+        self._thread: threading.Thread | None = None
+        self._stale: StaleGeneration | None = None
+
+    def reserve(self, state: Any) -> None:
+        """Take the memory for copies of such states now, so that the first one is as quick as the others.
+
+        Raises:
+            TypeError: The state holds something that is not plain.
+        """
+        self._buffers.copy(state)
+
+    def begin(self, state: Any, manifest: Manifest) -> bool:
+        """Copy a state and write it in the background; skip it if a write is still going on.
+
+        Raises:
+            StaleGeneration: The write before was refused.
+            TypeError: The state holds something that is not plain.
+        """
+        if self.is_writing:
+            self.skipped += 1
+            log.warning("checkpoint skipped", step=manifest.step, why="the one before is still being written")
+            return False
+        self._raise_if_stale()
+        start = self._clock.monotonic()
+        copy = self._buffers.copy(state)
+        self.stall_s = self._clock.monotonic() - start
+        self._thread = threading.Thread(
+            target=self._write, args=(copy, manifest), name="checkpoint-writer", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def save(self, state: Any, manifest: Manifest, *, timeout_s: float) -> bool:
+        """Write a state and wait until it is durable; return whether it is.
+
+        A write that is going on is waited for first.
+
+        Raises:
+            StaleGeneration: A newer generation may write, this one may not.
+        """
+        start = self._clock.monotonic()
+        if not self.wait(timeout_s):
+            self._fail(manifest, f"the write before it did not end within {timeout_s:.0f} s")
+            return False
+        before = self.written
+        self.begin(state, manifest)
+        if not self.wait(max(0.0, timeout_s - (self._clock.monotonic() - start))):
+            self._fail(manifest, f"it was not written within {timeout_s:.0f} s")
+            return False
+        return self.written > before
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the write that is going on; return whether none is any more.
+
+        Raises:
+            StaleGeneration: It was refused.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._raise_if_stale()
+        return not self.is_writing
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is going on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _raise_if_stale(self) -> None:
+        stale, self._stale = self._stale, None
+        if stale is not None:
+            raise stale
+
+    def _write(self, state: Any, manifest: Manifest) -> None:
+        start = self._clock.monotonic()
+        try:
+            path = self.directory.write(state, manifest)
+        except StaleGeneration as error:
+            self._stale = error
+        except Exception as error:  # the outermost loop of this thread: every error becomes a state
+            self._fail(manifest, f"{type(error).__name__}: {error}")
+        else:
+            self.written += 1
+            self.last_error = ""
+            seconds = round(self._clock.monotonic() - start, 3)
+            log.info("checkpoint written", path=str(path), step=manifest.step, seconds=seconds)
+
+    def _fail(self, manifest: Manifest, why: str) -> None:
+        self.failures += 1
+        self.last_error = why
+        log.warning("checkpoint not written", directory=str(self.directory.path), step=manifest.step, why=why)

@@ -78,7 +78,7 @@ def await_commit(situation: Situation, _now: float) -> Decision | None:
     if situation.publishing is not None:
         return Decision(reason=f"generation {situation.publishing.generation.number} is being written")
     if situation.closing is not None:
-        return Decision(reason=f"the outcome is being written: {situation.closing.reason}")
+        return Decision(reason=_closing(situation.closing))
     return None
 
 
@@ -303,7 +303,11 @@ def _some(names: Iterable[NodeId]) -> str:
 
 def _close(outcome: Outcome, exit_code: int, reason: str) -> Decision:
     closed = Closed(outcome=outcome, exit_code=int(exit_code), reason=bound(reason, MAX_REASON))
-    return Decision(reason=f"closing ({outcome}): {closed.reason}", commands=(CloseRun(closed=closed),))
+    return Decision(reason=_closing(closed), commands=(CloseRun(closed=closed),))
+
+
+def _closing(closed: Closed) -> str:
+    return f"closing ({closed.outcome}): {closed.reason}"
 
 
 def _close_failed(root: Failure | None, why: str) -> Decision:
@@ -367,11 +371,12 @@ def _stalled(situation: Situation) -> int:
     return entry.stalled + 1
 
 
-def _cause(situation: Situation) -> tuple[Cause, str]:
+def _cause(situation: Situation, chosen: tuple[NodeId, ...]) -> tuple[Cause, str]:
     """Return why a generation is due, and the sentence that says it."""
     standing = situation.standing
     if situation.current is None:
-        return Cause.START, f"{_nodes(len(situation.ready))} are ready"
+        ready = len(situation.ready)
+        return Cause.START, f"{_nodes(ready)} {'is' if ready == 1 else 'are'} ready"
     if standing.crashed or standing.unfit:
         gone = standing.crashed | standing.unfit
         fates = sorted({situation.fate(node) for node in gone})
@@ -382,11 +387,11 @@ def _cause(situation: Situation) -> tuple[Cause, str]:
         return Cause.FAILURE, _headline(situation)
     if len(situation.members) > situation.limit:
         return Cause.RESCALE, f"the target is {_nodes(situation.limit)}"
-    return Cause.JOIN, f"joined {_some(situation.ready - standing.fit)}"
+    return Cause.JOIN, f"joined {_some(set(chosen).difference(situation.members))}"
 
 
 def _entry(situation: Situation, chosen: tuple[NodeId, ...], now: float) -> HistoryEntry:
-    cause, why = _cause(situation)
+    cause, why = _cause(situation, chosen)
     members = assign_ranks(chosen, situation.nodes)
     first = situation.nodes[chosen[0]]
     staying = set(chosen)

@@ -28,6 +28,7 @@ class FlowSide:
         self._link = PrefectLink(flow_run.id, lambda: self._wake()) if flow_run else None
         self._generation = 0
         self._told_trouble = False
+        self._last: RunSnapshot | None = None
 
     def __enter__(self) -> Self:
         """Start the link to the server."""
@@ -55,11 +56,18 @@ class FlowSide:
         """Show the run."""
         self._tell_generation(snapshot)
         self._audience.saw(snapshot)
+        self._last = snapshot
         if self._link:
             self._link.show(lambda: artifacts_of(snapshot))
             if self._link.trouble() and not self._told_trouble:
                 self._told_trouble = True
                 self._log.warning("artifacts are not updated any more: %s", self._link.trouble())
+
+    def show_again(self) -> None:
+        """Bring the artifacts up to date once more: the run's directory holds its report now."""
+        last = self._last
+        if self._link and last:
+            self._link.show(lambda: artifacts_of(last))
 
     def wants_stop(self) -> bool:
         """Return whether somebody cancelled the flow run."""

@@ -84,8 +84,8 @@ def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
             raise
         with patient():
             steps.tear_down(cluster)
-            report = steps.collect_report(directory, closed, seen)
-            side.show_report(report)
+            steps.collect_report(directory, closed, seen)
+            side.show_again()
     return RunEnd(
         run=directory.run,
         outcome=closed.outcome,

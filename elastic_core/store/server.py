@@ -124,6 +124,14 @@ class EtcdServer:
             process.kill()
             process.wait()
 
+    def release(self) -> int:
+        """Leave it to others and return its pid: it outlives this object, which knows it no more."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.returncode = 0  # else its destructor warns of the child that is left on purpose
+        return process.pid
+
     def kill(self) -> None:
         """End it as a crash would."""
         process, self._process = self._process, None

@@ -1,4 +1,4 @@
-"""The command line refuses bad input in one line a problem, with documented exit codes, and starts nothing."""
+"""Bad input is refused in one line a problem, with documented exit codes, and starts nothing."""
 
 import socket
 import sys

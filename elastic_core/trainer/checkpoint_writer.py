@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from elastic_core.clock import Clock
-from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration
+from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration, Token
 from elastic_core.trainer.snapshot import HostBuffers
 
 log = structlog.get_logger(__name__)
@@ -48,6 +48,17 @@ class CheckpointWriter:
         """
         self._buffers.copy(state)
 
+    def claim(self, token: Token, owner: str) -> None:
+        """Become the only writer of the directory. A directory that cannot be written counts as a failure.
+
+        Raises:
+            StaleGeneration: A newer token was claimed before.
+        """
+        try:
+            self.directory.claim(token, owner)
+        except OSError as error:
+            self._fail(-1, f"the directory cannot be claimed: {error}")
+
     def begin(self, state: Any, manifest: Manifest) -> bool:
         """Copy a state and write it in the background; skip it if a write is still going on.
 
@@ -79,12 +90,12 @@ class CheckpointWriter:
         """
         start = self._clock.monotonic()
         if not self.wait(timeout_s):
-            self._fail(manifest, f"the write before it did not end within {timeout_s:.0f} s")
+            self._fail(manifest.step, f"the write before it did not end within {timeout_s:.0f} s")
             return False
         before = self.written
         self.begin(state, manifest)
         if not self.wait(max(0.0, timeout_s - (self._clock.monotonic() - start))):
-            self._fail(manifest, f"it was not written within {timeout_s:.0f} s")
+            self._fail(manifest.step, f"it was not written within {timeout_s:.0f} s")
             return False
         return self.written > before
 
@@ -116,14 +127,14 @@ class CheckpointWriter:
         except StaleGeneration as error:
             self._stale = error
         except Exception as error:  # the outermost loop of this thread: every error becomes a state
-            self._fail(manifest, f"{type(error).__name__}: {error}")
+            self._fail(manifest.step, f"{type(error).__name__}: {error}")
         else:
             self.written += 1
             self.last_error = ""
             seconds = round(self._clock.monotonic() - start, 3)
             log.info("checkpoint written", path=str(path), step=manifest.step, seconds=seconds)
 
-    def _fail(self, manifest: Manifest, why: str) -> None:
+    def _fail(self, step: int, why: str) -> None:
         self.failures += 1
         self.last_error = why
-        log.warning("checkpoint not written", directory=str(self.directory.path), step=manifest.step, why=why)
+        log.warning("checkpoint not written", directory=str(self.directory.path), step=step, why=why)

@@ -85,7 +85,7 @@ class Session:
         self._entered = 0
         self._planned_until = 0
         self._group: Group | None = None
-        self._left: GenerationLeft | None = None
+        self._confirmed = 0
         self._progress_at = float("-inf")
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = False
@@ -141,8 +141,13 @@ class Session:
         """Say that set-up is done: the worker can enter a generation at once."""
         self._link.send(WorkerReady())
 
-    def next_order(self) -> Order | None:
+    def next_order(self, step: int) -> Order | None:
         """Wait for a generation newer than the last one entered; None: the training is to stop.
+
+        A release is confirmed to the agent: this worker is out of the group, whichever way it went.
+
+        Args:
+            step: Finished steps, for that confirmation.
 
         Raises:
             LinkLost: The agent is gone.
@@ -154,20 +159,18 @@ class Session:
                     raise self._lost
                 if self._stop is not None:
                     return None
-                order = self._order
-                if order is not None and order.number > self._entered and self._release is None:
-                    self._entered = self._planned_until = order.number
-                    self._left = None
-                    return order
-                left, self._left = self._left, None
-            if left is not None:
-                self._link.send(left)
+                if self._release is None:
+                    assert self._order is not None
+                    self._entered = self._planned_until = self._order.number
+                    return self._order
+                self._confirmed = self._release.generation
+            self._link.send(GenerationLeft(generation=self._entered, step=step, saved=False))
 
     def _has_news(self) -> bool:
         if self._lost is not None or self._stop is not None:
             return True
         if self._release is not None:
-            return self._left is not None
+            return self._release.generation > self._confirmed
         return self._order is not None and self._order.number > self._entered
 
     def enter(self, order: Order, *, backend: Backend, timeout_s: float) -> Group:
@@ -233,13 +236,9 @@ class Session:
         if self._newest() <= generation:
             self._link.send(GroupBrokenMessage(generation=generation, step=step, error=error[:500]))
 
-    def report_left(self, generation: int, step: int, *, saved: bool) -> None:
-        """Say that this worker left at a boundary, once it is known that it is not to go on at once."""
-        left = GenerationLeft(generation=generation, step=step, saved=saved)
-        if self._stop is not None:
-            self._link.send(left)
-        else:
-            self._left = left  # `next_order` sends it if the agent releases this worker
+    def report_stopped(self, step: int, *, saved: bool) -> None:
+        """Say that this worker ends on request, and whether its last step is durable."""
+        self._link.send(GenerationLeft(generation=self._entered, step=step, saved=saved))
 
     def report_progress(self, progress: Progress, *, always: bool = False) -> None:
         """Say how far training is; all but ten a second are left out, unless `always`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.command(arguments)
     except RefusedInput as refusal:
+        if arguments.command is _run:
+            raise  # the runner tells the agent
         return _refuse(refusal.problems, as_json=getattr(arguments, "json", False))
     return code
 
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(_: argparse.Namespace) -> int:
-    code: int = _module("worker").run_worker()
+    code: int = _module("worker").run_worker(os.environ)
     return code
 
 

@@ -26,12 +26,12 @@ with warnings.catch_warnings():
     from classy_vision.dataset.transforms.mixup import MixupTransform, mixup_target
     from classy_vision.heads import HEAD_REGISTRY
     from classy_vision.hooks import HOOK_REGISTRY
-    from classy_vision.losses import LOSS_REGISTRY
-    from classy_vision.meters import METER_REGISTRY, build_meters
+    from classy_vision.losses import LOSS_REGISTRY, build_loss
+    from classy_vision.meters import METER_REGISTRY, build_meter
     from classy_vision.models import MODEL_REGISTRY, build_model
     from classy_vision.optim import OPTIMIZER_REGISTRY, ClassyOptimizer
     from classy_vision.optim.adamw import AdamW
-    from classy_vision.optim.param_scheduler import PARAM_SCHEDULER_REGISTRY
+    from classy_vision.optim.param_scheduler import PARAM_SCHEDULER_REGISTRY, build_param_scheduler
     from classy_vision.tasks import TASK_REGISTRY, ClassificationTask, FineTuningTask
     from classy_vision.trainer import ClassyTrainer
 
@@ -53,8 +53,10 @@ __all__ = [
     "FineTuningTask",
     "MixupTransform",
     "build_dataset",
-    "build_meters",
+    "build_loss",
+    "build_meter",
     "build_model",
+    "build_param_scheduler",
     "build_transforms",
     "mixup_target",
     "register_dataset",

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from elastic_core.trainer.classy.loader import Request, SampleLoader
+from elastic_core.trainer.classy.samples import count_correct, move
 from elastic_core.trainer.classy.seeds import random_state_kept
 from elastic_core.trainer.trainee import Reducer
 
@@ -21,8 +22,11 @@ class Evaluation:
     Batches are the same at every world size, so that outputs are too.
     """
 
-    def __init__(self, task: Any, loader: SampleLoader | None, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, task: Any, loader: SampleLoader | None, config: Mapping[str, Any], device: torch.device
+    ) -> None:
         self._task = task
+        self._device = device
         self._loader = loader
         self._samples = len(task.datasets["test"]) if loader is not None else 0
         self._batch = int(config["dataset"]["test"]["batchsize_per_replica"]) if loader is not None else 1
@@ -42,7 +46,9 @@ class Evaluation:
             for number, request in enumerate(requests):
                 sums += self._evaluate(request, requests[number:])
         counts = [sums, *(self._counts_of(meter) for meter in self._task.meters)]
-        totals = torch.split(reducer.reduce(torch.cat(counts)), [len(count) for count in counts])
+        totals = torch.split(
+            reducer.reduce(torch.cat(counts).to(self._device)).cpu(), [len(count) for count in counts]
+        )
         loss, correct, samples = totals[0].tolist()
         figures = {"test_accuracy": correct / samples, "test_loss": loss / samples}
         for meter, total in zip(self._task.meters, totals[1:], strict=True):
@@ -57,16 +63,13 @@ class Evaluation:
 
     def _evaluate(self, request: Request, upcoming: Sequence[Request]) -> torch.Tensor:
         assert self._loader is not None
-        sample = self._loader.fetch(request, lambda: upcoming)
+        sample = move(self._loader.fetch(request, lambda: upcoming), self._device)
         output = self._task.compute_model(sample)
         count = len(request.ids)
         loss = self._task.compute_loss(output, sample).item() * count
         for meter in self._task.meters:
-            meter.update(output, sample["target"], is_train=False)
-        target = sample["target"]
-        labels = target if target.ndim == 1 else target.argmax(1)
-        correct = (output.argmax(1) == labels).sum().item()
-        return torch.tensor([loss, correct, count], dtype=torch.float64)
+            meter.update(output.cpu(), sample["target"].cpu(), is_train=False)
+        return torch.tensor([loss, count_correct(output, sample["target"]), count], dtype=torch.float64)
 
     @staticmethod
     def _counts_of(meter: Any) -> torch.Tensor:

@@ -97,8 +97,7 @@ def _groups(trainee: ClassyTrainee) -> list[dict[str, Any]]:
     """Return the numbers of each parameter group (learning rate, momentum…)."""
     groups = trainee.task.optimizer.optimizer.param_groups
     return [
-        {key: value for key, value in group.items() if isinstance(value, (bool, int, float))}
-        for group in groups
+        {key: value for key, value in group.items() if type(value) in (bool, int, float)} for group in groups
     ]
 
 
@@ -139,7 +138,9 @@ def _mismatches(trainee: ClassyTrainee, state: Mapping[str, Any]) -> Iterator[st
 
 def _tensor_mismatches(mine: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> Iterator[str]:
     remedy = f"the model's config has changed; {_REMEDY}"
-    for name, tensor in mine.items():
+    for name, tensor in sorted(
+        mine.items(), key=lambda item: item[0].startswith("_heads.")
+    ):  # the trunk first
         if name not in saved:
             yield f"tensor {name!r} is missing (shape {tuple(tensor.shape)} in the config's model): {remedy}"
         elif saved[name].shape != tensor.shape:

@@ -8,12 +8,12 @@ statistics do not depend on the world size either.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 import torch
 
 from elastic_core.trainer.classy.average import WeightAverage
@@ -22,6 +22,7 @@ from elastic_core.trainer.classy.export import export_model
 from elastic_core.trainer.classy.loader import Request, SampleLoader
 from elastic_core.trainer.classy.mixing import mix
 from elastic_core.trainer.classy.recipe import Recipe
+from elastic_core.trainer.classy.samples import count_correct, move
 from elastic_core.trainer.classy.schedule import Schedule
 from elastic_core.trainer.classy.seeds import derive, random_state_kept, seed_all
 from elastic_core.trainer.classy.solo import SoloReducer
@@ -32,6 +33,8 @@ from elastic_core.trainer.order import epoch_order, global_batch, shard, shards_
 from elastic_core.trainer.trainee import Reducer, StepReport
 
 EMA_HOOK: Final = "ema_model_weights"
+
+log = structlog.get_logger(__name__)
 
 
 class ClassyTrainee:
@@ -44,15 +47,16 @@ class ClassyTrainee:
         figures: What the last evaluation found.
     """
 
-    def __init__(self, recipe: Recipe, *, cpus: int | None = None) -> None:
+    def __init__(self, recipe: Recipe, *, cpus: int = 1, local_rank: int = 0) -> None:
         self.recipe = recipe
         self.evaluated = -1
         self.figures: dict[str, float] = {}
         self._step = 0
-        self._cpus = cpus if cpus is not None else os.cpu_count() or 1
+        self._cpus = cpus
         with random_state_kept():
             seed_all(derive(recipe.seed, "model"))
             self.task = build_elastic_task(recipe.config)
+        self.device = _device(local_rank) if self.task.use_gpu else torch.device("cpu")
         train, test = self.task.datasets["train"], self.task.datasets.get("test")
         self.schedule = Schedule(
             samples=len(train),
@@ -67,14 +71,25 @@ class ClassyTrainee:
 
     def set_up(self) -> None:
         """Build what training needs and run one dry step; the state is as before it."""
+        self.prepare()
+        self.run_dry()
+
+    def prepare(self) -> None:
+        """Build what training needs."""
         with random_state_kept():
             seed_all(derive(self.recipe.seed, "model"))  # fine-tuning initialises fresh heads here
             self.task.prepare()
         self._loader = self._loader_of("train")
-        self._evaluation = Evaluation(self.task, self._loader_of("test"), self.recipe.config)
+        test_loader = self._loader_of("test")
+        self._evaluation = Evaluation(self.task, test_loader, self.recipe.config, self.device)
         self._step_tensor = StepTensor(list(self.parameters().values()), list(self.buffers().values()))
         self.average = self._average()
-        self._run_dry()
+
+    def first_batch(self) -> Any:
+        """Return the samples of the first shard, to be looked at."""
+        assert self._loader is not None
+        request = next(self._requests(0, SoloReducer()))
+        return move(self._loader.fetch(request, lambda: [request]), self.device)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return what is trained, by name; a loss may have parameters too."""
@@ -92,6 +107,7 @@ class ClassyTrainee:
         if dataset is None:
             return None
         workers = loader_workers(self.recipe.config["dataset"][phase], dataset, self._cpus)
+        log.info("data", phase=phase, samples=len(dataset), loader_processes=workers)
         return SampleLoader(dataset, seed=self.recipe.seed, workers=workers)
 
     def _average(self) -> WeightAverage | None:
@@ -104,7 +120,7 @@ class ClassyTrainee:
                 )
         return None
 
-    def _run_dry(self) -> None:
+    def run_dry(self) -> None:
         """Do a first step, which loads kernels and fills allocators, and take it back."""
         before = {
             name: tensor.detach().clone() for name, tensor in (self.parameters() | self.buffers()).items()
@@ -200,7 +216,8 @@ class ClassyTrainee:
 
     def _run_shard(self, number: int, request: Request, weight: float, upcoming: Iterator[Request]) -> None:
         assert self._loader is not None
-        sample = self._loader.fetch(request, lambda: _starting_with(request, upcoming))
+        fetched = self._loader.fetch(request, lambda: _starting_with(request, upcoming))
+        sample = move(fetched, self.device)
         seed_all(derive(self.recipe.seed, "shard", self.epoch, self._step, number))
         if self.task.mixup_transform is not None:
             sample = mix(self.task.mixup_transform, sample)
@@ -290,12 +307,11 @@ def loader_workers(section: Mapping[str, Any], dataset: Any, cpus: int) -> int:
     return 0 if in_memory else max(1, min(4, cpus - 1))
 
 
-def count_correct(output: Any, target: torch.Tensor) -> float:
-    """Return how many samples' highest output is their label (of a mixed label: its larger part)."""
-    if not isinstance(output, torch.Tensor) or output.ndim != 2:
-        return 0.0
-    labels = target if target.ndim == 1 else target.argmax(1)
-    return float((output.argmax(1) == labels).sum())
+def _device(local_rank: int) -> torch.device:
+    """Return this worker's GPU and make it the current one."""
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _starting_with(request: Request, upcoming: Iterator[Request]) -> Iterator[Request]:

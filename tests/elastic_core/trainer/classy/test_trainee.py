@@ -330,7 +330,7 @@ def test_a_state_of_another_model_is_refused_with_the_first_tensor_and_both_shap
     before = snapshot(trainee)
     with pytest.raises(RefusedInput) as refusal:
         trainee.load_state_dict(make_trainee(wider).state_dict())
-    assert "tensor 'initial_block.0.weight' has shape (8, 3, 3, 3), and (4, 3, 3, 3)" in str(
+    assert "tensor 'initial_block._module.0.weight' has shape (8, 3, 3, 3), and (4, 3, 3, 3)" in str(
         refusal.value
     )
     assert largest_difference(snapshot(trainee), before) == 0

@@ -1,0 +1,75 @@
+"""A worker process that trains the toy job on the elastic loop, and misbehaves where a test says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from elastic_core.clock import SystemClock
+from elastic_core.model.job import CheckpointPolicy
+from elastic_core.testing.toy_trainee import ToyJob, ToyTrainee
+from elastic_core.trainer.checkpoint import CheckpointDirectory
+from elastic_core.trainer.checkpoint_writer import CheckpointWriter
+from elastic_core.trainer.loop import LoopSettings, train
+from elastic_core.trainer.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a worker does before it computes a step, the first time it comes there.
+
+    Attributes:
+        kind: "die" and "freeze" by signal, "raise" an error, "hold" until `gate` is opened for writing.
+        gate: A named pipe.
+    """
+
+    step: int
+    kind: Literal["die", "freeze", "raise", "hold"]
+    gate: str = ""
+
+    def perform(self) -> None:
+        """Do it."""
+        match self.kind:
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise ValueError(f"bad label in step {self.step}")
+            case "hold":
+                Path(self.gate).read_bytes()
+
+
+def run(environment: Mapping[str, str], job: ToyJob, policy: CheckpointPolicy, acts: tuple[Act, ...]) -> None:
+    """Be the worker; ends the process with the loop's exit code."""
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    log = os.open(environment["TOY_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    pending = {act.step: act for act in acts}
+
+    def before_step(step: int) -> None:
+        act = pending.pop(step, None)
+        if act is not None:
+            act.perform()
+
+    clock = SystemClock()
+    settings = LoopSettings.from_environment(environment, checkpoint=policy)
+    directory = CheckpointDirectory(Path(policy.directory), keep=policy.keep)
+    with Session.connect(environment, clock=clock) as session:
+        end = train(
+            ToyTrainee(job, before_step=before_step),
+            session,
+            settings=settings,
+            writer=CheckpointWriter(directory, clock=clock),
+            clock=clock,
+        )
+    sys.exit(int(end.value))

@@ -14,7 +14,6 @@ import faulthandler
 import io
 import json
 import os
-import random
 import select
 import signal
 import sys
@@ -129,8 +128,10 @@ def become_worker(launch: Launch, parent: int) -> None:
 
 
 def reseed() -> None:
-    """Give a forked process random numbers of its own, as a fresh interpreter has."""
-    random.seed()
+    """Give a forked process random numbers of its own, as a fresh interpreter has.
+
+    Python's own generator does that itself at each fork.
+    """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()

@@ -38,6 +38,7 @@ class ServerProcess:
         """
         self.warmed = False
         self._log = log
+        self._verdict = ""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -68,8 +69,9 @@ class ServerProcess:
         """Return what the server has reported."""
         return [json.loads(line) for line in self.peer.read()]
 
-    def kill(self) -> None:
-        """Kill the server; the kernel then kills its workers."""
+    def kill(self, verdict: str) -> None:
+        """Kill the server, for which `end` will give this reason; the kernel then kills its workers."""
+        self._verdict = verdict
         self._process.kill()
 
     def end(self, timeout_s: float) -> str:
@@ -79,6 +81,8 @@ class ServerProcess:
             self._process.wait(timeout_s)
         self._process.kill()
         code = self._process.wait()
+        if self._verdict:
+            return self._verdict
         if code < 0:
             return f"was killed by signal {-code}"
         said = tail(self._log, 3) if self._log and code else ""

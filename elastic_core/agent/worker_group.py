@@ -57,6 +57,7 @@ class WorkerSpec:
         log_dir: Each worker's output goes to `worker-<local rank>.log` in it, appended over
             restarts; None: workers write where the agent writes.
         environment: The whole base environment of all workers; nothing is inherited beside it.
+        warm_timeout_s: The fork server is given up if it is not warm after so long.
     """
 
     slots: int
@@ -67,6 +68,7 @@ class WorkerSpec:
     start_method: Literal["fork", "spawn"] = "fork"
     log_dir: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    warm_timeout_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,22 +342,30 @@ class WorkerGroup:
             poll.register(self._listener, select.POLLIN)
             for peer in (*self._listener.peers, *([self._server.peer] if self._server else ())):
                 poll.register(peer, select.POLLIN | (select.POLLOUT if peer.has_outgoing else 0))
-            due = self._give_up_at if self._kill_at is None else self._kill_at
+            due = min(self._deadlines(), default=None)
             wait_s = None if due is None else max(0.0, due - self._clock.monotonic())
         poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+
+    def _deadlines(self) -> list[float]:
+        found = [due for due in (self._kill_at, self._give_up_at) if due is not None]
+        if self._server is not None and not self._server.warmed:
+            found.append(self._warming_since + self._spec.warm_timeout_s)
+        return found
 
     def _advance(self) -> list[WorkerEvent]:
         """Take in whatever came, and do what is due."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 1 << 12)
-        events = self._hear_workers()
-        if self._server is not None:
-            if self._server.peer.has_outgoing:
-                self._server.peer.flush()
-            for report in self._server.reports():
-                events += self._hear_server(self._server, report)
-            if self._server.peer.closed:
-                events += self._lose_server(self._server)
+        server = self._server
+        if server is not None:
+            server.peer.flush()
+        reports = server.reports() if server is not None else []
+        events = self._hear_workers()  # after the reports: what a worker said comes before its exit
+        if server is not None:
+            for report in reports:
+                events += self._hear_server(server, report)
+            if server.peer.closed:
+                events += self._lose_server(server)
         self._kill_if_due()
         if self._stopping and not self._workers:
             self._stopping = False
@@ -367,8 +377,7 @@ class WorkerGroup:
         self._listener.accept()
         events: list[WorkerEvent] = []
         for peer in tuple(self._listener.peers):
-            if peer.has_outgoing:
-                peer.flush()
+            peer.flush()
             messages = peer.messages()
             local_rank = self._rank_of(peer.launch)
             if local_rank is not None:
@@ -389,7 +398,7 @@ class WorkerGroup:
             return []
         if "refused" in report:
             return self._refused(report["refused"], report["reason"])
-        return [*self._hear_workers(), *self._exited(report["exited"], report["pid"], report["code"])]
+        return self._exited(report["exited"], report["pid"], report["code"])
 
     def _note_started(self, number: int, pid: int) -> None:
         local_rank = self._rank_of(number)
@@ -428,13 +437,16 @@ class WorkerGroup:
         now = self._clock.monotonic()
         if self._server is None:
             return
-        if self._kill_at is not None and now >= self._kill_at:
+        if not self._server.warmed:
+            if now >= self._warming_since + self._spec.warm_timeout_s:
+                self._server.kill(f"was not warm after {self._spec.warm_timeout_s:g} s")
+        elif self._kill_at is not None and now >= self._kill_at:
             self._kill_at, self._give_up_at = None, now + _KILL_S
             for worker in self._workers.values():
                 self._server.kill_worker(worker.launch.number)
         elif self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
-            self._server.kill()
+            self._server.kill(f"did not end its workers in {_KILL_S:g} s and was killed")
 
     def _lose_server(self, server: ServerProcess) -> list[WorkerEvent]:
         """Account for the end of the fork server: its workers die with it."""

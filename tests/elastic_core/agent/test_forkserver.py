@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.worker_group import Entrypoint, WorkerExited
+from elastic_core.agent.worker_group import Entrypoint, ForkServerLost, WorkerExited
 from tests.elastic_core.agent.node import (
     Node,
     descendants,
@@ -92,15 +92,18 @@ def of_agent(directory: Path) -> set[int]:
 
 
 FORKING = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 import torch
+
+signal.signal(signal.SIGUSR1, lambda *_: print("alive", os.getpid(), flush=True))
 
 def fork(name):
     if os.fork() == 0:
         print(name, os.getpid(), flush=True)
         if name == "child":
             fork("grandchild")
-        time.sleep(600)
+        while True:
+            time.sleep(600)
 
 fork("child")
 thread = threading.Thread(target=fork, args=("threads-child",))
@@ -110,6 +113,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["agent", "fork server", "workers"])
 def test_forked_children_die_with_what_they_hang_on(tmp_path: Path, victim: str) -> None:
     program = tmp_path / "program.py"
@@ -149,6 +153,7 @@ def test_frozen_processes_die_with_the_agent_too(tmp_path: Path) -> None:
         wait_until(lambda: not any(map(is_alive, below)), "nothing of the agent's is alive", 5)
 
 
+@pytest.mark.slow
 def test_a_child_of_a_thread_outlives_the_thread(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(FORKING)
@@ -165,7 +170,8 @@ def test_a_child_of_a_thread_outlives_the_thread(tmp_path: Path) -> None:
         )
         wait_until(lambda: len(list(Path(f"/proc/{worker}/task").iterdir())) == 1, "the thread has ended")
 
-        assert is_alive(child)
+        os.kill(child, signal.SIGUSR1)
+        wait_until(lambda: f"alive {child}" in log.read_text(), "the child answers", 10)
 
 
 @pytest.mark.parametrize("delay_ms", range(0, 50, 5))
@@ -189,6 +195,7 @@ def test_no_fork_server_survives_an_agent_killed_while_it_starts(tmp_path: Path)
     wait_until(lambda: not of_agent(tmp_path), "nothing of the agent's is alive", 5)
 
 
+@pytest.mark.slow
 def test_everything_is_imported_before_a_worker_starts(tmp_path: Path) -> None:
     tmp_path.joinpath("of_the_job.py").write_text("import decimal")
     program = tmp_path / "program.py"
@@ -214,6 +221,7 @@ def test_a_module_that_cannot_be_preloaded_is_named_and_left_to_the_workers() ->
         assert node.run("import os; os._exit(5)") == 5
 
 
+@pytest.mark.slow
 def test_workers_are_spawned_where_preloading_left_a_thread(tmp_path: Path) -> None:
     with Node(preload=("threaded",)) as node:
         node.directory.joinpath("threaded.py").write_text(
@@ -231,6 +239,15 @@ def test_workers_are_spawned_where_preloading_left_a_thread(tmp_path: Path) -> N
         assert node.run("import sys; sys.exit(3)") == 3
 
 
+def test_a_fork_server_that_does_not_get_warm_is_given_up() -> None:
+    with Node(preload=("endless",), warm_timeout_s=0.5) as node:
+        node.directory.joinpath("endless.py").write_text("import time; time.sleep(600)")
+        node.group.warm()
+
+        assert node.wait_for(ForkServerLost).reason == "the fork server was not warm after 0.5 s"
+
+
+@pytest.mark.slow
 def test_no_thread_is_left_by_warming() -> None:
     with Node(preload=("sklearn.linear_model", "torchvision.models")) as node:
         assert node.warm().notice == ""

@@ -12,7 +12,7 @@ import pytest
 from elastic_core.agent.worker_group import Entrypoint, WorkerExited
 from tests.elastic_core.agent.node import Node
 
-ARGS = ("--note", "a b", "$HOME", "50%d", "", "\u00fc\n'\"\\")
+ARGS = ("--note", "a b", "$HOME", "50%d", "", "\u00fc\n'\"\\", "no utf-8: \udcff")
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
@@ -146,7 +146,7 @@ def test_the_program_is_main_as_python_would_run_it(node: Node) -> None:
         """
         import __main__, atexit, json, os, sys
         print(json.dumps({
-            "name": __name__, "file": __file__, "path": sys.path[0], "cwd": str(Path.cwd()),
+            "name": __name__, "file": __file__, "path": sys.path[0], "cwd": os.getcwd(),
             "is_main": vars(__main__) is globals(), "package": __package__, "spec": __spec__,
             "arguments": sys.orig_argv[1:3],
         }))
@@ -183,6 +183,29 @@ def test_what_main_defines_can_be_sent_to_a_spawned_process(node: Node) -> None:
     )
 
     assert code == 42
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_processes_work_as_under_python(forked: Node, method: str) -> None:
+    forked.write(
+        f"""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Squares(Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, index): return index * index
+
+        if __name__ == "__main__":
+            loader = DataLoader(Squares(), num_workers=2, multiprocessing_context="{method}")
+            print(torch.cat(list(loader)).tolist())
+        """
+    )
+    forked.group.replace(0, {})
+
+    assert forked.wait_for(WorkerExited).exit.code == 0
+    assert forked.output() == "[0, 1, 4, 9, 16, 25, 36, 49]\n"
 
 
 def test_modules_beside_the_program_are_found(node: Node) -> None:
@@ -344,9 +367,16 @@ def test_the_error_file_is_torchs(node: Node, tmp_path: Path) -> None:
     assert int(message["extraInfo"]["timestamp"]) > 1_600_000_000
 
 
-def test_an_error_file_that_torchs_record_wrote_stays(node: Node, tmp_path: Path) -> None:
+def test_the_error_file_is_not_an_earlier_workers(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "0.json"
     path.write_text('{"message": "of an earlier worker"}')
+    node.run("raise ValueError('bad label 7')", {"TORCHELASTIC_ERROR_FILE": str(path)})
+
+    assert json.loads(path.read_text())["message"]["message"] == "ValueError: bad label 7"
+
+
+def test_an_error_file_that_torchs_record_wrote_stays(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
     node.run(
         """
         from torch.distributed.elastic.multiprocessing.errors import record

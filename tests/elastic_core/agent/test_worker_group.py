@@ -56,6 +56,7 @@ def test_each_worker_gets_its_own_environment_and_log(pair: Node) -> None:
     assert [pair.output(rank) for rank in (0, 1)] == ["0 6\n", "1 7\n"]
 
 
+@pytest.mark.slow
 def test_what_a_worker_said_comes_before_its_exit(pair: Node) -> None:
     for _ in range(10):
         pair.write("import sys; sys.exit(3)")
@@ -241,6 +242,7 @@ def test_a_living_workers_orphans_live_on(pair: Node) -> None:
     assert is_alive(helpers[1])
 
 
+@pytest.mark.slow
 def test_two_hundred_children_left_by_a_worker_are_reaped(pair: Node) -> None:
     pair.write(
         """
@@ -358,6 +360,7 @@ def test_a_stop_forgets_workers_that_wait_for_the_fork_server() -> None:
         assert node.output() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_a_lost_fork_server_is_told_and_replaced(start_method: str) -> None:
     with Node(slots=2, start_method=start_method) as node:
@@ -391,6 +394,9 @@ def test_a_frozen_fork_server_does_not_keep_workers_alive() -> None:
 
         assert not is_alive(worker)
         assert [type(event) for event in node.heard[-3:]] == [WorkerExited, ForkServerLost, WorkersStopped]
+        assert node.heard[-2] == ForkServerLost(
+            reason="the fork server did not end its workers in 2 s and was killed"
+        )
 
 
 def test_close_leaves_neither_process_nor_socket() -> None:

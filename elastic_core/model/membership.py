@@ -59,13 +59,18 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One node's part of a generation; the value of `generations/{number}/{node_id}`."""
+    """One node's part of a generation; the value of `generations/{number}/{node_id}`.
+
+    Attributes:
+        successor: The node after this one in the ring in which neighbours watch each other, "" if alone.
+    """
 
     number: int
     node_id: NodeId
     group_rank: int
     first_rank: int
     slots: int
+    successor: NodeId = NodeId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

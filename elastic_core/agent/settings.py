@@ -1,0 +1,58 @@
+"""Everything that an agent is told when it starts, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from elastic_core.agent.process import Entrypoint
+from elastic_core.ids import RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Waits in seconds, from `--rdzv-conf`."""
+
+    lease_ttl: float = 3.0
+    last_call: float = 5.0
+    join: float = 600.0
+    probe: float = 0.3
+    suspect: float = 0.7
+    stop_grace: float = 30.0
+    stop: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """One agent's part in one run.
+
+    Attributes:
+        endpoint: The store's `host:port[,host:port…]`; "" with `standalone`.
+        name: This instance's name; its node ids begin with it.
+        advertise: Address for the other nodes, "" to take the one that the store is reached from.
+        notices: What should be told to people although it is no mistake.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    slots: int
+    run: RunId
+    name: str
+    entrypoint: Entrypoint
+    args: tuple[str, ...] = ()
+    api: Literal["torchrun", "elastic"] = "torchrun"
+    endpoint: str = ""
+    standalone: bool = False
+    waits: Waits = Waits()
+    max_restarts: int = 0
+    no_progress_limit: int = 3
+    start_method: Literal["fork", "spawn"] = "fork"
+    preload: tuple[str, ...] = ()
+    role: str = "default"
+    log_dir: Path | None = None
+    run_dir: str = ""
+    job: str = ""
+    attempt: int = 1
+    advertise: str = ""
+    notices: tuple[str, ...] = field(default=())

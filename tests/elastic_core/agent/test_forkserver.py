@@ -98,12 +98,15 @@ import torch
 signal.signal(signal.SIGUSR1, lambda *_: print("alive", os.getpid(), flush=True))
 
 def fork(name):
+    told, tell = os.pipe()
     if os.fork() == 0:
         print(name, os.getpid(), flush=True)
+        os.write(tell, b"here")
         if name == "child":
             fork("grandchild")
         while True:
             time.sleep(600)
+    os.read(told, 4)  # the kernel ties a child to the thread that forked it: see that end after it
 
 fork("child")
 thread = threading.Thread(target=fork, args=("threads-child",))

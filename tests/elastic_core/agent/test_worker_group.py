@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from elastic_core.agent.worker_group import (
     Entrypoint,
     ForkServerLost,
     ForkServerWarmed,
+    WorkerEvent,
     WorkerExited,
     WorkerGroup,
     WorkerSaid,
@@ -67,6 +71,42 @@ def test_what_a_worker_said_comes_before_its_exit(pair: Node) -> None:
         said = [event for event in pair.heard if isinstance(event, WorkerSaid)]
         assert [event.local_rank for event in said] == [1]
         assert isinstance(said[0].message, WorkerFailed)
+
+
+def test_what_a_worker_said_comes_before_its_exit_however_late_they_are_read() -> None:
+    """While the group's thread is held up in a call, both arrive; then it sees both at once."""
+    held, go_on = threading.Event(), threading.Event()
+    heard: queue.Queue[WorkerEvent] = queue.Queue()
+
+    def hear(event: WorkerEvent) -> None:
+        heard.put(event)
+        held.set()
+        assert go_on.wait(60)
+
+    directory = Path(tempfile.mkdtemp(prefix="et-"))
+    program = directory / "program.py"
+    program.write_text("import os, sys\nwhile not os.path.exists(__file__ + '.go'): pass\nsys.exit(3)")
+    spec = WorkerSpec(
+        slots=1,
+        api="torchrun",
+        entrypoint=Entrypoint("script", str(program)),
+        start_method="spawn",
+        environment=dict(os.environ),
+    )
+    group = WorkerGroup(spec=spec, events=hear, socket_dir=directory, clock=SystemClock())
+    group.warm()
+    assert held.wait(60)
+    before = descendants(os.getpid())
+    group.start([{}])
+    wait_until(lambda: len(descendants(os.getpid()) - before) == 1, "the worker runs")
+    (worker,) = descendants(os.getpid()) - before
+    Path(f"{program}.go").touch()
+    wait_until(lambda: state_of(worker) == "", "the worker has ended and is reaped")
+    go_on.set()
+
+    events = [heard.get(timeout=60) for _ in range(3)]
+    group.close()
+    assert [type(event) for event in events] == [ForkServerWarmed, WorkerSaid, WorkerExited]
 
 
 def test_a_worker_that_ends_alone_is_told_while_the_others_run(pair: Node) -> None:

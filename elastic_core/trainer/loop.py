@@ -135,6 +135,7 @@ class ElasticLoop:
         self._is_writer = False
         self._saved_step = -1
         self._saved_at = clock.monotonic()
+        self._held_up_s = 0.0
         self._times = _Times()
         run_dir = settings.run_dir
         name = f"{settings.node_id}-{settings.local_rank}.jsonl"
@@ -296,11 +297,14 @@ class ElasticLoop:
             "step": report.step,
             "epoch": report.epoch,
             "samples": self._samples,
+            "attempt": self._settings.attempt,
             "generation": group.seat.generation,
             "world_size": group.world_size,
             "wall_time": self._clock.wall(),
+            "checkpoint_s": self._held_up_s,
             "metrics": metrics,
         }
+        self._held_up_s = 0.0
         self._metrics.append(line)
         if not self._times.is_reported:
             self._times.is_reported = True
@@ -349,6 +353,7 @@ class ElasticLoop:
             line = {
                 "step": self._trainee.step,
                 "epoch": self._trainee.epoch,
+                "attempt": self._settings.attempt,
                 "generation": group.seat.generation,
                 "wall_time": self._clock.wall(),
                 "evaluation": dict(figures),
@@ -367,8 +372,9 @@ class ElasticLoop:
     def _save(self) -> None:
         """Begin a checkpoint behind the training."""
         assert self._writer is not None
-        self._saved_at = self._clock.monotonic()
+        start = self._saved_at = self._clock.monotonic()
         self._writer.begin(self._state(), self._manifest_now())
+        self._held_up_s += self._clock.monotonic() - start
 
     def _save_durably(self) -> bool:
         """Write a checkpoint of the finished steps and wait for it; return whether it is there."""

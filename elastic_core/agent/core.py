@@ -27,6 +27,12 @@ class AgentCore:
         self._memory = AgentMemory(policy=policy)
         self._state = AgentState.REGISTERING
         self._story: deque[str] = deque(maxlen=STORY)
+        self._taken: Row | None = None
+
+    @property
+    def taken(self) -> Row | None:
+        """The row that the last fact took, None if it meant nothing."""
+        return self._taken
 
     @property
     def state(self) -> AgentState:
@@ -52,7 +58,7 @@ class AgentCore:
         self._memory.note(event)
         if isinstance(event, Registered):
             self._memory.node_id = event.node_id
-        row = self._first_that_holds(rows, event, now)
+        row = self._taken = self._first_that_holds(rows, event, now)
         commands = row.action(self._memory, event, now) if row else []
         self._state = row.next if row else before
         self._story.append(f"{now:.3f} {before} {event!r} -> {self._state}")

@@ -8,6 +8,7 @@ started for it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -146,6 +147,8 @@ def _good_job(job_file: Path, settings: list[str] | None) -> JobSpec:
 
 def main() -> None:
     """Run the command line; every error ends in one line a problem and a documented exit code."""
+    # A shell's background job ignores SIGINT, and so would we: a stop must always be possible.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("PREFECT_HOME", str((HOME / "prefect").absolute()))
     try:
         app()

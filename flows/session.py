@@ -31,6 +31,8 @@ def connect_prefect() -> str:
 
     A server that the environment names is used as it is. Must be called before Prefect is imported.
     """
+    prefect_home = Path(os.environ["PREFECT_HOME"])
+    prefect_home.mkdir(parents=True, exist_ok=True)  # Prefect warns of a home that it has to make
     # Decisions are shown by our own view; Prefect keeps them in its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     if "PREFECT_API_URL" in os.environ:

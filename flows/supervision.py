@@ -17,7 +17,7 @@ from typing import Final, Protocol, Self
 from elastic_core.cluster.provider import Instance, LaunchResult
 from elastic_core.errors import ElasticError, ProviderError, ProviderUnavailable
 from elastic_core.exits import ExitCode
-from elastic_core.ids import instance_of
+from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.codec import encode
 from elastic_core.model.membership import Closed, Outcome, Stop, Target
 from elastic_core.planning.launches import LaunchLog
@@ -72,7 +72,10 @@ class Supervision:
         self._say = say
         self._show = show
         self._watch = RunWatch(store, cluster.keys)
-        self._instances: Sequence[Instance] = ()
+        self._instances: Sequence[Instance] = cluster.instances()
+        # What ended before this loop began is history: it is not replaced, and slows nothing down.
+        self._bygone = {instance.name for instance in self._instances if instance.state not in ALIVE}
+        self._registered: set[NodeId] = set()
         self._listed_at = float("-inf")
         self._hurried = False
         self._said = ""
@@ -161,8 +164,9 @@ class Supervision:
             self._plan = self._plan.resized(seen.target.nodes)
         members = {instance_of(member.node_id) for entry in seen.history[-1:] for member in entry.members}
         now = time.monotonic()
-        self._log = self._log.noticed(seen.instances)
-        for action in reconcile(self._plan, seen.instances, log=self._log, members=members, now=now):
+        instances = [instance for instance in seen.instances if instance.name not in self._bygone]
+        self._log = self._log.noticed(instances)
+        for action in reconcile(self._plan, instances, log=self._log, members=members, now=now):
             if isinstance(action, GiveUp):
                 return _hopeless(action)
             self._perform(action)
@@ -171,7 +175,7 @@ class Supervision:
     def _perform(self, action: Launch | Terminate | Hold) -> None:
         match action:
             case Launch(record=record, reason=reason):
-                self._say_once(f"launching {record.count} nodes: {reason}")
+                self._say_once(f"launching {record.count} node{'s' * (record.count > 1)}: {reason}")
                 self._log = self._log.asked(record)
                 try:
                     result = self._cluster.launch(record.token, record.count)
@@ -198,10 +202,12 @@ class Supervision:
 
     def _look(self, *, fresh: bool = False) -> Observation:
         now = time.monotonic()
-        if fresh or now - self._listed_at >= TICK_S:
-            self._instances = self._cluster.instances()
-            self._listed_at = now
         observation = self._watch.observation(self._instances)
+        registered = {record.node_id for record in observation.nodes}
+        if fresh or registered != self._registered or now - self._listed_at >= TICK_S:
+            self._registered, self._listed_at = registered, now
+            self._instances = self._cluster.instances()
+            observation = self._watch.observation(self._instances)
         self._show(observation)
         return observation
 

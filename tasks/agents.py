@@ -49,7 +49,8 @@ class Attempt:
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.directory.run}",
             f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
-            f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect}",
+            f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect},"
+            f"stop_grace={waits.stop_grace}",
             f"--max-restarts={job.max_restarts}",
             f"--run-dir={directory}",
             f"--job={directory / 'job.json'}",
@@ -76,7 +77,8 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path) -> NodeProvi
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:
     match training:
         case ClassyTraining():
-            return ("--worker-api=elastic", "-m", "elastic_core.trainer", "run")
+            preload = "--preload=elastic_core.trainer.classy.preload"
+            return ("--worker-api=elastic", preload, "-m", "elastic_core.trainer", "run")
         case ScriptTraining():
             return (
                 "--worker-api=torchrun",

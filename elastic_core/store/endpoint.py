@@ -10,6 +10,7 @@ from typing import Final
 from elastic_core.errors import RefusedInput
 
 DEFAULT_PORT: Final = 2379
+DEADLINE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,25 @@ class Credentials:
 
     user: str
     password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All that a client needs to get in.
+
+    Attributes:
+        timeout_s: Deadline of every call.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    tls: TlsFiles | None = None
+    credentials: Credentials | None = None
+    timeout_s: float = DEADLINE_S
+
+    def __post_init__(self) -> None:
+        exposed = [endpoint for endpoint in self.endpoints if not endpoint.is_loopback]
+        if self.credentials is not None and self.tls is None and exposed:
+            raise RefusedInput([f"endpoint {exposed[0]}: a password needs TLS; give the CA's file"])
 
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:

@@ -24,9 +24,9 @@ import grpc
 from etcd3 import etcdrpc
 
 from elastic_core.clock import Clock, SystemClock
-from elastic_core.errors import RefusedInput, StoreError, StoreRefused, StoreUnavailable
+from elastic_core.errors import StoreError, StoreRefused, StoreUnavailable
 from elastic_core.ids import NO_LEASE, LeaseId, Revision
-from elastic_core.store.endpoint import Credentials, Endpoint, TlsFiles, parse_endpoints
+from elastic_core.store.endpoint import DEADLINE_S, Access, Credentials, Endpoint, TlsFiles, parse_endpoints
 from elastic_core.store.keeper import LeaseKeeper
 from elastic_core.store.protocol import (
     Condition,
@@ -45,8 +45,6 @@ from elastic_core.store.protocol import (
 )
 from elastic_core.store.watching import ResumingWatch, distinct
 
-DEADLINE_S: Final = 2.0
-
 _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),  # despite its name: how long one connection attempt may take
@@ -60,7 +58,7 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel shares the dead connection of the old
     ("grpc.enable_http_proxy", 0),  # stores have private addresses
 )
-_FIRST_PAUSE_S: Final = 0.05
+_RETRY_PAUSE_S: Final = 0.05
 
 _NO_ANSWER: Final = frozenset(
     {
@@ -75,6 +73,7 @@ _NO_ANSWER: Final = frozenset(
 _STALE_TOKEN: Final = ("invalid auth token", "auth store is old", "user name is empty")
 _OVERLOADED: Final = "too many requests"
 _NOT_SENT: Final = "failed to connect to all addresses"
+_NO_LEASE: Final = "lease not found"
 _NEEDS_LEADER: Final = ("hasleader", "true")
 """Metadata that ends a stream on a member which lost its cluster, instead of leaving it silent."""
 
@@ -92,24 +91,15 @@ class _Link:
 
 
 _Method = Callable[[_Link], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Access:
-    """All that a connection needs to know."""
-
-    endpoints: tuple[Endpoint, ...]
-    tls: TlsFiles | None
-    credentials: Credentials | None
-    timeout_s: float
-    clock: Clock
+_Started = Callable[[Any], None]
 
 
 class _Connection:
     """Calls and streams to one of the endpoints; moves on to the next when one does not answer."""
 
-    def __init__(self, access: _Access) -> None:
+    def __init__(self, access: Access, clock: Clock) -> None:
         self._access = access
+        self._clock = clock
         self._lock = threading.Lock()
         self._authenticating = threading.Lock()
         self._links: dict[Endpoint, _Link] = {}
@@ -117,30 +107,55 @@ class _Connection:
         self._token = ""
         self._closed = threading.Event()
 
-    def call(self, method: _Method, request: Any, *, what: str, repeatable: bool = False) -> Any:
+    def call(
+        self,
+        method: _Method,
+        request: Any,
+        *,
+        what: str,
+        repeatable: bool = False,
+        started: _Started | None = None,
+    ) -> Any:
         """Make one call within the deadline and return the answer.
 
         `what` says in a few words what it does, for errors; a `repeatable` one may be sent again
-        when its answer did not come.
+        when its answer did not come; `started` gets each attempt's future, to cancel it.
         """
-        return self._attempt(
-            lambda link, options: method(link)(request, **options), what=what, repeatable=repeatable
-        )
-
-    def call_cancellable(
-        self, method: _Method, request: Any, *, what: str, started: Callable[[Any], None]
-    ) -> Any:
-        """Make a repeatable call, handing each attempt's future to `started` so that it can be cancelled."""
-
-        def attempt(link: _Link, options: dict[str, Any]) -> Any:
-            future = method(link).future(request, **options)
-            started(future)
+        clock = self._clock
+        deadline = clock.monotonic() + self._access.timeout_s
+        token_renewed = False
+        while True:
+            link = self._link()
             try:
-                return future.result()
-            except grpc.FutureCancelledError as error:
+                return self._attempt(link, method(link), request, deadline=deadline, started=started)
+            except (ValueError, grpc.FutureCancelledError) as error:  # the channel or the call was closed
                 raise _closed_error() from error
+            except grpc.RpcError as error:
+                if self._access.credentials and not token_renewed and _is_stale_token(error):
+                    token_renewed, self._token = True, ""
+                    continue
+                failure = _error_of(error, what=what, endpoint=link.endpoint)
+                if isinstance(failure, StoreUnavailable):
+                    self.rotate(link, error)
+                    again = repeatable or _NOT_SENT in (error.details() or "")
+                    left = deadline - clock.monotonic()
+                    if again and left > _RETRY_PAUSE_S and not self._closed.wait(_RETRY_PAUSE_S):
+                        continue
+                raise failure from error
 
-        return self._attempt(attempt, what=what, repeatable=True)
+    def _attempt(
+        self, link: _Link, method: Any, request: Any, *, deadline: float, started: _Started | None
+    ) -> Any:
+        options = {
+            "metadata": self._token_metadata(link),
+            "timeout": max(deadline - self._clock.monotonic(), 0.001),
+            "wait_for_ready": len(self._access.endpoints) == 1,
+        }
+        if started is None:
+            return method(request, **options)
+        future = method.future(request, **options)
+        started(future)
+        return future.result()
 
     def stream(self, method: _Method, requests: Iterator[Any]) -> tuple[_Link, Any]:
         """Open a stream; return it with the link that it uses."""
@@ -177,41 +192,6 @@ class _Connection:
             self._links.clear()
         for link in links:
             link.channel.close()
-
-    def pause(self, seconds: float) -> bool:
-        """Wait between two attempts; return False if the connection was closed meanwhile."""
-        return not self._closed.wait(seconds)
-
-    def _attempt(
-        self, attempt: Callable[[_Link, dict[str, Any]], Any], *, what: str, repeatable: bool
-    ) -> Any:
-        clock = self._access.clock
-        deadline = clock.monotonic() + self._access.timeout_s
-        token_renewed = False
-        while True:
-            link = self._link()
-            try:
-                options = {
-                    "metadata": self._token_metadata(link),
-                    "timeout": max(deadline - clock.monotonic(), 0.001),
-                    "wait_for_ready": len(self._access.endpoints) == 1,
-                }
-                return attempt(link, options)
-            except ValueError as error:  # what grpc raises on a closed channel
-                raise _closed_error() from error
-            except grpc.RpcError as error:
-                if not token_renewed and self._access.credentials and _is_stale_token(error):
-                    token_renewed = True
-                    self._token = ""
-                    continue
-                failure = _error_of(error, what=what, endpoint=link.endpoint)
-                if isinstance(failure, StoreUnavailable):
-                    self.rotate(link, error)
-                    again = repeatable or _NOT_SENT in (error.details() or "")
-                    left = deadline - clock.monotonic()
-                    if again and left > _FIRST_PAUSE_S and self.pause(_FIRST_PAUSE_S):
-                        continue
-                raise failure from error
 
     def _endpoint(self) -> Endpoint:
         return self._access.endpoints[self._turn % len(self._access.endpoints)]
@@ -259,10 +239,11 @@ class _EtcdWatchSource:
             etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=key, range_end=end))
             for key, end in self._ranges
         ]
-        answer = self._connection.call_cancellable(
+        answer = self._connection.call(
             lambda link: link.kv.Txn,
             etcdrpc.TxnRequest(success=reads),
             what="read what is watched",
+            repeatable=True,
             started=self._adopt,
         )
         entries = [_entry(kv) for response in answer.responses for kv in response.response_range.kvs]
@@ -349,37 +330,30 @@ class EtcdStore:
         Raises:
             RefusedInput: An endpoint is none, or a password would cross a network in the clear.
         """
-        parsed = parse_endpoints(endpoints)
-        exposed = [str(endpoint) for endpoint in parsed if not endpoint.is_loopback]
-        if credentials is not None and tls is None and exposed:
-            raise RefusedInput([f"endpoint {exposed[0]}: a password needs TLS; give the CA's file"])
-        access = _Access(
-            endpoints=parsed, tls=tls, credentials=credentials, timeout_s=timeout_s, clock=SystemClock()
-        )
-        self._calls = _Connection(access)
-        self._renewals = _Connection(access)
-        self._keeper = LeaseKeeper(lambda leases: _EtcdRenewals(self._renewals, leases), clock=access.clock)
+        access = Access(parse_endpoints(endpoints), tls=tls, credentials=credentials, timeout_s=timeout_s)
+        clock = SystemClock()
+        self._calls = _Connection(access, clock)
+        self._renewals = _Connection(access, clock)
+        self._keeper = LeaseKeeper(lambda leases: _EtcdRenewals(self._renewals, leases), clock=clock)
         self._watches: weakref.WeakSet[ResumingWatch] = weakref.WeakSet()
 
     def read(self, key: str) -> Entry | None:
         """Return one key, or None if it does not exist."""
         request = etcdrpc.RangeRequest(key=key.encode())
-        answer = self._calls.call(_range, request, what=f"read {key!r}", repeatable=True)
+        answer = self._calls.call(lambda link: link.kv.Range, request, what=f"read {key!r}", repeatable=True)
         return _entry(answer.kvs[0]) if answer.kvs else None
 
     def read_prefix(self, prefix: str) -> Snapshot:
         """Return all keys that start with `prefix`, read at one revision."""
         key, end = _prefix_range(prefix)
         request = etcdrpc.RangeRequest(key=key, range_end=end)
-        answer = self._calls.call(_range, request, what=f"read {prefix!r}", repeatable=True)
+        answer = self._calls.call(
+            lambda link: link.kv.Range, request, what=f"read {prefix!r}", repeatable=True
+        )
         return Snapshot(tuple(map(_entry, answer.kvs)), Revision(answer.header.revision))
 
     def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
-        """Write a key.
-
-        Raises:
-            StoreRefused: The lease does not exist, or the value is too large.
-        """
+        """Write a key; refused if the lease does not exist or the value is too large."""
         request = etcdrpc.PutRequest(key=key.encode(), value=value, lease=lease)
         what = f"put {key!r} ({len(value)} bytes)"
         return Revision(self._calls.call(lambda link: link.kv.Put, request, what=what).header.revision)
@@ -396,8 +370,7 @@ class EtcdStore:
         request = etcdrpc.TxnRequest(
             compare=list(map(_compare, conditions)), success=list(map(_request_op, operations))
         )
-        first = f" on {operations[0].key!r}" if operations else ""
-        what = f"transact {len(operations)} operations{first} ({request.ByteSize()} bytes)"
+        what = f"transact {len(operations)} operations ({request.ByteSize()} bytes)"
         answer = self._calls.call(lambda link: link.kv.Txn, request, what=what)
         return TxnResult(bool(answer.succeeded), Revision(answer.header.revision))
 
@@ -417,7 +390,7 @@ class EtcdStore:
         try:
             self._calls.call(lambda link: link.lease.LeaseRevoke, request, what=f"revoke {lease:x}")
         except StoreRefused as error:
-            if not _is_not_found(error):
+            if _NO_LEASE not in str(error):
                 raise
 
     def watch(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> Watch:
@@ -435,10 +408,6 @@ class EtcdStore:
         self._keeper.close()
         self._calls.close()
         self._renewals.close()
-
-
-def _range(link: _Link) -> Any:
-    return link.kv.Range
 
 
 def _open_link(endpoint: Endpoint, tls: TlsFiles | None) -> _Link:
@@ -475,11 +444,6 @@ def _closed_error() -> StoreUnavailable:
 def _is_stale_token(error: grpc.RpcError) -> bool:
     details = error.details() or ""
     return any(text in details for text in _STALE_TOKEN)
-
-
-def _is_not_found(error: StoreRefused) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.NOT_FOUND
 
 
 def _prefix_range(prefix: str) -> tuple[bytes, bytes]:

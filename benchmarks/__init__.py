@@ -1,0 +1,1 @@
+"""Measurements, each one command: `python -m benchmarks.<name> --json -`."""

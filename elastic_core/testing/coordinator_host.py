@@ -25,7 +25,7 @@ from elastic_core.rendezvous.events import (
     Wait,
     WakeAt,
 )
-from elastic_core.testing.invariants import Witness
+from elastic_core.testing.invariants import InvariantViolated, Witness
 from elastic_core.testing.simulated_store import CommitFault, SimulatedNode, SimulatedStore, Timing
 
 
@@ -64,8 +64,10 @@ class CoordinatorHost:
     Attributes:
         leader: The node that holds the leader key.
         commit_faults: What happens to the next commits, first one first.
+        lost_probes: Packets that the network loses next.
         handled: Events that coordinators took in.
         reason: What the coordinator said last.
+        violation: What a coordinator did against the protocol; nothing after it means anything.
         wake_at: The wake-up it asked for and that has not come.
     """
 
@@ -77,8 +79,10 @@ class CoordinatorHost:
     ) -> None:
         self.leader: NodeId | None = None
         self.commit_faults: deque[CommitFault] = deque()
+        self.lost_probes = 0
         self.handled = 0
         self.reason = ""
+        self.violation: InvariantViolated | None = None
         self.wake_at: float | None = None
         self._world = world
         self._policy = policy
@@ -132,7 +136,7 @@ class CoordinatorHost:
     def _win(self) -> None:
         self._is_electing = False
         world = self._world
-        if self.leader is not None or world.store.closed is not None:
+        if self.leader is not None:
             return
         self.leader = next((node for node in world.store.nodes if not world.is_down(node)), None)
         if self.leader is None:
@@ -160,8 +164,15 @@ class CoordinatorHost:
         self.handled += 1
         self._witness.hear(event, self._world.now)
         for command in self._coordinator.handle(event, self._world.now):
-            self._witness.judge(command, self._world.now)
+            self._judge(self._witness, command)
             self._perform(command)
+
+    def _judge(self, witness: Witness, command: CoordinatorCommand) -> None:
+        try:
+            witness.judge(command, self._world.now)
+        except InvariantViolated as violation:
+            self.violation = violation
+            raise
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -194,7 +205,9 @@ class CoordinatorHost:
             self._deliver(TimeAdvanced())
 
     def _probe(self, node_id: NodeId) -> None:
-        if not self._world.is_down(node_id):
+        if self.lost_probes:
+            self.lost_probes -= 1
+        elif not self._world.is_down(node_id):
             answer = NodeAnswered(node_id=node_id)
             self._in_term(self._world.timing.probe, lambda: self._deliver(answer))
 

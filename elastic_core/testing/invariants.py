@@ -246,11 +246,19 @@ class Witness:
         is_spent = restarts >= self.policy.max_restarts
         if closed.outcome is Outcome.FAILED and not (is_spent or "cannot mend" in closed.reason):
             raise InvariantViolated("S9", f"{closed} after {restarts} of {self.policy.max_restarts} restarts")
+        if closed.outcome is Outcome.SUCCEEDED and not self._has_finished():
+            raise InvariantViolated("S10", f"{closed} while members still train")
         if closed.outcome is Outcome.BELOW_MINIMUM:
             ready = sum(record.phase is NodePhase.READY for record in self._records.values())
             earliest = self._started_at + self.policy.join_timeout
             if ready >= self.policy.min_nodes or now < earliest:
                 raise InvariantViolated("L1", f"{closed} with {ready} nodes ready")
+
+    def _has_finished(self) -> bool:
+        """Whether rank 0's node finished, and all others that are there unless it did so earlier."""
+        known = [self._records.get(node_id) for node_id in self._members]
+        is_early = known[0] is not None and known[0].generation < self._number
+        return is_early or all(record is None or record.phase is NodePhase.SUCCEEDED for record in known)
 
     def _judge_fence(self, node_id: NodeId, now: float) -> None:
         if self._down_since(node_id) is None and now - self._up_since(node_id) > self.policy.probe_timeout:

@@ -58,6 +58,7 @@ class SimulatedNode:
         down_since: When it was killed or frozen; None while it answers.
         up_since: When it last began to answer.
         is_dead: Killed for ever, as against frozen.
+        has_failed_worker: A worker ended, and the agent has not said so yet.
     """
 
     record: NodeRecord
@@ -65,13 +66,12 @@ class SimulatedNode:
     up_since: float
     down_since: float | None = None
     is_dead: bool = False
+    has_failed_worker: bool = False
 
     def is_unbroken(self, number: int) -> bool:
         """Whether its workers still run generation `number`, or never did."""
-        return max(self.record.broken, self.record.failed) < number and self.record.phase in (
-            NodePhase.READY,
-            NodePhase.DRAINING,
-        )
+        is_well = max(self.record.broken, self.record.failed) < number and not self.has_failed_worker
+        return is_well and self.record.phase in (NodePhase.READY, NodePhase.DRAINING)
 
 
 @dataclass(slots=True)

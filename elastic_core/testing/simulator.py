@@ -154,13 +154,22 @@ class Simulator:
         self._train_if_complete()
         self.host.thaw(node_id)
 
-    def fail_worker(self, node_id: NodeId, *, exit_code: int = 137, started: bool = True) -> None:
-        """A worker of a member ends by itself; its peers' collectives break."""
-        node = self.nodes[node_id]
-        number = self.number
-        if node.down_since is not None or node_id not in self.members or node_id not in self._entered:
+    def fail_worker(
+        self, node_id: NodeId, *, exit_code: int = 137, started: bool = True, report_after: float = 0.0
+    ) -> None:
+        """A worker of a member ends by itself; its peers' collectives break.
+
+        Args:
+            node_id: A member that is in the current generation; else nothing happens.
+            exit_code: As in `Failure`.
+            started: Whether its group had been formed.
+            report_after: Until its agent has noticed and written it down.
+        """
+        node, number = self.nodes[node_id], self.number
+        if node.down_since is not None or node_id not in self._entered or not node.is_unbroken(number):
             return
         self._stop_training()
+        node.has_failed_worker = True
         failure = Failure(
             node_id=node_id,
             generation=number,
@@ -171,13 +180,8 @@ class Simulator:
             step=self.steps() if started else -1,
             started=started,
         )
-        self.store.failures.append(failure)
-        phase = NodePhase.WARMING if self._elastic else node.record.phase
-        self._write(node, failed=number, phase=phase)
-        self.host.tell(FailureReported(failure=failure))
         self._break_peers(node_id)
-        if self._elastic:
-            self.after(self.timing.set_up, lambda: self._become_ready(node))
+        self.after(report_after, lambda: self._report_failed(node, failure))
 
     def drain(self, node_id: NodeId) -> None:
         """A node is asked to leave; it waits a little for a generation without it."""
@@ -241,6 +245,7 @@ class Simulator:
     def _become_ready(self, node: SimulatedNode) -> None:
         if node.down_since is None and node.record.phase is NodePhase.WARMING:
             self._write(node, phase=NodePhase.READY)
+            self._notice_current(node.record.node_id)
 
     def _write(self, node: SimulatedNode, **changes: object) -> None:
         node_id = node.record.node_id
@@ -303,6 +308,18 @@ class Simulator:
             self._stop_training()
             self._write(node, phase=NodePhase.SUCCEEDED)
 
+    def _report_failed(self, node: SimulatedNode, failure: Failure) -> None:
+        if node.down_since is not None or node.record.node_id not in self.store.nodes:
+            return
+        node.has_failed_worker = False
+        self.store.failures.append(failure)
+        phase = NodePhase.WARMING if self._elastic else node.record.phase
+        self._write(node, failed=failure.generation, phase=phase)
+        self.host.tell(FailureReported(failure=failure))
+        if self._elastic:
+            self.after(self.timing.set_up, lambda: self._become_ready(node))
+        self._notice_current(node.record.node_id)
+
     def _break_peers(self, node_id: NodeId) -> None:
         number = self.number
         for peer_id in self.members:
@@ -327,7 +344,8 @@ class Simulator:
             if node.record.phase is NodePhase.DRAINING:
                 self.after(self.timing.leave, lambda: self._leave(node))
             return
-        if node.record.generation >= number or node.record.phase is not NodePhase.READY:
+        is_ready = node.record.phase is NodePhase.READY and not node.has_failed_worker
+        if node.record.generation >= number or not is_ready:
             return
         self._write(node, generation=number)
         self._entered.add(node_id)

@@ -16,12 +16,15 @@ def test_reactions_are_those_of_the_file(path: Path) -> None:
     assert replayed(path) == path.read_text()
 
 
-@pytest.mark.parametrize("path", trace_files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    # Where commits are told by hand, one is in flight between the lines and is rightly written again.
+    [path for path in trace_files() if "commits=manual" not in path.read_text()],
+    ids=lambda path: path.stem,
+)
 def test_a_successor_after_any_event_publishes_nothing_for_its_own_sake(path: Path) -> None:
     """L4 on every story: a take-over at a quiet moment is answered by a wait or a known question."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("    ")]
-    if "commits=manual" in path.read_text():
-        pytest.skip("its writes are in flight between its lines")
     events = [index for index, line in enumerate(lines) if line.startswith("t=")]
     for index in events:
         clock = lines[index].split()[0]

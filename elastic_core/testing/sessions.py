@@ -42,8 +42,10 @@ DEADLINE_S: Final = 60.0
 
 _PORTS: Final = range(20_000, 30_000)
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", run.__module__])
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""Starts processes that have imported torch already; the first use of it takes some seconds."""
+
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", run.__module__])
 
 
 class Gate:
@@ -108,7 +110,7 @@ class ToyNode:
             "ELASTIC_ATTEMPT": str(attempt),
             "TOY_LOG": str(self.log),
         }
-        self._process = _FORKS.Process(target=run, args=(environment, job, policy, tuple(acts)), daemon=True)
+        self._process = FORKS.Process(target=run, args=(environment, job, policy, tuple(acts)), daemon=True)
         self._process.start()
         listener.settimeout(DEADLINE_S)
         self._connection, _ = listener.accept()

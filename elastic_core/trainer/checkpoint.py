@@ -293,9 +293,12 @@ class _HashingFile:
         self._stream.flush()
 
     def close(self) -> None:
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # the same again
+                self._stream.close()
 
 
 def _write_files(directory: Path, state: Any, manifest: Manifest) -> None:

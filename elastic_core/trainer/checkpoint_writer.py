@@ -74,8 +74,9 @@ class CheckpointWriter:
         start = self._clock.monotonic()
         copy = self._buffers.copy(state)
         self.stall_s = self._clock.monotonic() - start
+        # No daemon: torch aborts a process that ends in the middle of a save.
         self._thread = threading.Thread(
-            target=self._write, args=(copy, manifest), name="checkpoint-writer", daemon=True
+            target=self._write, args=(copy, manifest), name="checkpoint-writer", daemon=False
         )
         self._thread.start()
         return True

@@ -129,10 +129,12 @@ class Group:
         Raises:
             GroupBroken: They did not come together, or `abort` was called.
         """
-        with self._lock:
-            self._connections = Connections()
+        connections = Connections()
         try:
             store, interface = self._meet()
+            with self._lock:
+                self._connections = connections
+            self._check()
             _unwrap_hook()
             with _variable(_INTERFACE, interface):
                 dist.init_process_group(
@@ -147,7 +149,7 @@ class Group:
             raise GroupBroken(f"generation {self.seat.generation} was not formed: {why}") from error
         with self._lock:
             self._open = True
-            self._connections.settle()
+            connections.settle()
         self._check()
         self.is_formed = True
 
@@ -156,6 +158,7 @@ class Group:
         if self.world_size == 1:
             return HashStore(), ""
         meeting = Meeting(
+            generation=self.seat.generation,
             host=self.seat.host,
             port=self.seat.port,
             rank=self.rank,

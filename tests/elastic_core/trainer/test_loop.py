@@ -41,6 +41,7 @@ def difference(run_dir: Path, job: ToyJob) -> float:
     return max(float((weights[name] - expected[name]).abs().max()) for name in expected)
 
 
+@pytest.mark.slow
 def test_one_worker_trains_to_the_end_and_hands_over_the_model(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         node = run.start("a")
@@ -76,6 +77,7 @@ def test_a_node_that_joins_at_a_boundary_costs_no_step(tmp_path: Path) -> None:
     assert {line["world_size"] for line in read_metrics(tmp_path)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_released_node_leaves_at_a_boundary_and_says_so(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         gate = run.gate(5)
@@ -131,6 +133,7 @@ def test_a_survivor_of_a_frozen_peer_is_freed_by_the_next_generation(tmp_path: P
     assert audit.repeated_steps == []
 
 
+@pytest.mark.slow
 def test_a_thawed_worker_learns_that_its_group_is_gone(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         gate = run.gate(10)
@@ -150,6 +153,7 @@ def test_a_thawed_worker_learns_that_its_group_is_gone(tmp_path: Path) -> None:
     assert audit.repeated_steps == []
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         gate = run.gate(9)
@@ -175,6 +179,7 @@ def test_a_stopped_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert difference(tmp_path, JOB) < 1e-12
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_worker_saves_and_stops(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         gate = run.gate(9)
@@ -188,6 +193,7 @@ def test_sigterm_to_a_worker_saves_and_stops(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] != []
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_generations_still_saves(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         first, second = run.start("a"), run.start("b", Act(8, "die"))
@@ -200,6 +206,7 @@ def test_a_stop_between_two_generations_still_saves(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "step-00000008-a1-g1" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_with_all_others_costs_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB, policy=CheckpointPolicy(every_steps=5)) as run:
         node = run.start("a", Act(12, "die"))
@@ -217,6 +224,7 @@ def test_a_worker_that_is_lost_with_all_others_costs_what_came_after_the_checkpo
     assert difference(tmp_path, JOB) == 0
 
 
+@pytest.mark.slow
 def test_an_error_of_the_trainee_ends_its_worker_and_frees_the_others(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         first, second = run.start("a"), run.start("b", Act(4, "raise"))
@@ -226,6 +234,7 @@ def test_an_error_of_the_trainee_ends_its_worker_and_frees_the_others(tmp_path: 
         assert "ValueError: bad label in step 4" in second.output()
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes_is_not_waited_for_once_a_newer_generation_is_known(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         first, second = run.start("a"), run.start("b")

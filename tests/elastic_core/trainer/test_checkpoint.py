@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import shutil
+import signal
+import threading
+import zipfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from elastic_core.clock import SystemClock
+from elastic_core.errors import RefusedInput
+from elastic_core.testing.sessions import FORKS
+from elastic_core.trainer import checkpoint as checkpoint_module
+from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration, Token
+from elastic_core.trainer.checkpoint_writer import CheckpointWriter
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"step": step, "weights": torch.full((1000,), float(step)), "names": ["a", None]}
+
+
+def manifest_at(step: int, *, attempt: int = 1, generation: int = 1) -> Manifest:
+    return Manifest(step=step, attempt=attempt, generation=generation)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(tmp_path / "checkpoints", keep=3)
+
+
+def write(directory: CheckpointDirectory, *steps: int, attempt: int = 1, generation: int = 1) -> None:
+    directory.claim(Token(attempt, generation), "a")
+    for step in steps:
+        directory.write(state_at(step), manifest_at(step, attempt=attempt, generation=generation))
+
+
+def names(directory: CheckpointDirectory) -> list[str]:
+    return sorted(path.name for path in directory.path.iterdir() if path.name != "fence")
+
+
+def newest_step(directory: CheckpointDirectory) -> int:
+    checkpoint = directory.newest()
+    assert checkpoint is not None
+    assert checkpoint.state["step"] == checkpoint.manifest.step
+    assert torch.equal(checkpoint.state["weights"], state_at(checkpoint.manifest.step)["weights"])
+    return checkpoint.manifest.step
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+def test_the_newest_is_read_back_as_it_was_written(directory: CheckpointDirectory) -> None:
+    write(directory, 10, 20)
+    assert newest_step(directory) == 20
+    assert names(directory) == ["step-00000010-a1-g1", "step-00000020-a1-g1"]
+
+
+def test_an_empty_or_missing_directory_has_no_checkpoint(directory: CheckpointDirectory) -> None:
+    assert directory.newest() is None
+    directory.path.mkdir()
+    assert directory.newest() is None
+
+
+def test_what_the_caller_has_anyway_is_not_read(directory: CheckpointDirectory) -> None:
+    write(directory, 10)
+    (directory.path / "step-00000010-a1-g1" / "state.pt").write_bytes(b"damaged")
+    assert directory.newest(above=10) is None
+    assert names(directory) == ["step-00000010-a1-g1"]
+
+
+def test_checkpoints_of_earlier_attempts_can_be_passed_over(directory: CheckpointDirectory) -> None:
+    write(directory, 10, attempt=1)
+    assert directory.newest(attempt=2) is None
+
+
+def cut_state(path: Path) -> None:
+    data = (path / "state.pt").read_bytes()
+    (path / "state.pt").write_bytes(data[: len(data) // 2])
+
+
+def empty_state(path: Path) -> None:
+    (path / "state.pt").write_bytes(b"")
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray((path / "state.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / "state.pt").write_bytes(data)
+
+
+def remove_state(path: Path) -> None:
+    (path / "state.pt").unlink()
+
+
+def remove_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def cut_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text('{"step": 20')
+
+
+DAMAGES = {
+    cut_state: "its manifest says",
+    empty_state: "state.pt has 0 bytes",
+    flip_bit: "the SHA-256 of state.pt",
+    remove_state: "state.pt cannot be read: No such file",
+    remove_manifest: "manifest.json cannot be read: No such file",
+    cut_manifest: "manifest.json is not a valid Manifest",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_named_kept_aside_and_an_older_one_used(
+    directory: CheckpointDirectory, damage: Any
+) -> None:
+    write(directory, 10, 20)
+    damage(directory.path / "step-00000020-a1-g1")
+    with capture_logs() as logs:
+        assert newest_step(directory) == 10
+        assert newest_step(directory) == 10
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert warning["checkpoint"].endswith("step-00000020-a1-g1")
+    assert DAMAGES[damage] in warning["why"]
+    assert names(directory) == ["damaged-step-00000020-a1-g1", "step-00000010-a1-g1"]
+
+
+@pytest.mark.parametrize("name", ["step_999", "step-00000999", "step-00000999-a1-g1"])
+def test_an_empty_directory_with_the_highest_number_is_not_trusted(
+    directory: CheckpointDirectory, name: str
+) -> None:
+    """C03."""
+    write(directory, 500)
+    (directory.path / name).mkdir()
+    with capture_logs() as logs:
+        assert newest_step(directory) == 500
+    assert [line["checkpoint"].endswith(name) for line in logs if line["log_level"] == "warning"] == [True]
+
+
+def test_a_second_damaged_one_of_the_same_name_is_kept_too(directory: CheckpointDirectory) -> None:
+    for _ in range(2):
+        write(directory, 10)
+        cut_state(directory.path / "step-00000010-a1-g1")
+        assert directory.newest() is None
+    assert names(directory) == ["damaged-step-00000010-a1-g1", "damaged-step-00000010-a1-g1.1"]
+
+
+class _Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_that_runs_code_is_refused_and_the_one_before_used(
+    directory: CheckpointDirectory, tmp_path: Path
+) -> None:
+    """X01."""
+    write(directory, 10, 20)
+    victim, witness = directory.path / "step-00000020-a1-g1", tmp_path / "ran"
+    with zipfile.ZipFile(victim / "state.pt", "w") as archive:
+        archive.writestr("state/data.pkl", pickle.dumps({"a": _Touch(witness)}, protocol=2))
+        archive.writestr("state/version", "3")
+        archive.writestr("state/byteorder", "little")
+    manifest = json.loads((victim / "manifest.json").read_text())
+    manifest["size"] = (victim / "state.pt").stat().st_size
+    manifest["sha256"] = checkpoint_module._sha256(victim / "state.pt")
+    (victim / "manifest.json").write_text(json.dumps(manifest))
+    with capture_logs() as logs:
+        assert newest_step(directory) == 10
+    assert not witness.exists()
+    assert "refused: state.pt is not a plain checkpoint" in logs[0]["why"]
+
+
+@pytest.mark.parametrize(("exists", "message"), [(False, "does not exist"), (True, "holds no checkpoint")])
+def test_a_required_checkpoint_that_is_missing_is_an_error_with_a_remedy(
+    directory: CheckpointDirectory, exists: bool, message: str
+) -> None:
+    """C04."""
+    if exists:
+        directory.path.mkdir()
+    with pytest.raises(RefusedInput, match=f"checkpoint.directory: .*{message}.*resume: auto"):
+        directory.require()
+
+
+# ---- writing ---------------------------------------------------------------------------------
+
+
+def test_the_oldest_are_removed_and_the_newest_kept(directory: CheckpointDirectory) -> None:
+    write(directory, 10, 20, 30, 40, 50)
+    assert names(directory) == ["step-00000030-a1-g1", "step-00000040-a1-g1", "step-00000050-a1-g1"]
+
+
+def test_a_newer_token_comes_before_a_higher_step(directory: CheckpointDirectory) -> None:
+    write(directory, 10, 200, generation=3)
+    write(directory, 150, generation=4)
+    assert newest_step(directory) == 150
+    write(directory, 5, attempt=2, generation=1)
+    assert newest_step(directory) == 5
+
+
+def test_a_stale_writer_is_refused(directory: CheckpointDirectory) -> None:
+    """E09."""
+    directory.claim(Token(1, 3), "old")
+    directory.write(state_at(10), manifest_at(10, generation=3))
+    directory.claim(Token(1, 4), "new")
+    with pytest.raises(StaleGeneration, match=r"generation 3 may not write, .* generation 4 was claimed"):
+        directory.write(state_at(20), manifest_at(20, generation=3))
+    with pytest.raises(StaleGeneration, match="count ELASTIC_ATTEMPT up"):
+        directory.claim(Token(1, 2), "older")
+    assert names(directory) == ["step-00000010-a1-g3"]
+
+
+def test_a_writer_that_is_overtaken_while_it_writes_leaves_nothing(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.claim(Token(1, 3), "old")
+    save = torch.save
+
+    def save_slowly(*arguments: Any) -> None:
+        save(*arguments)
+        CheckpointDirectory(directory.path).claim(Token(1, 4), "new")
+
+    monkeypatch.setattr(torch, "save", save_slowly)
+    with pytest.raises((StaleGeneration, OSError)):
+        directory.write(state_at(20), manifest_at(20, generation=3))
+    assert names(directory) == []
+
+
+def test_two_owners_cannot_claim_the_same_token(directory: CheckpointDirectory) -> None:
+    directory.claim(Token(1, 3), "first")
+    directory.claim(Token(1, 3), "first")
+    with pytest.raises(StaleGeneration, match="was claimed by first"):
+        directory.claim(Token(1, 3), "second")
+
+
+def test_of_many_claims_at_once_the_highest_stands(directory: CheckpointDirectory) -> None:
+    refused: list[int] = []
+
+    def claim(generation: int) -> None:
+        try:
+            CheckpointDirectory(directory.path).claim(Token(1, generation), str(generation))
+        except StaleGeneration:
+            refused.append(generation)
+
+    threads = [threading.Thread(target=claim, args=(generation,)) for generation in range(1, 17)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 16 not in refused
+    for generation in range(1, 16):
+        with pytest.raises(StaleGeneration):
+            directory.check(Token(1, generation))
+
+
+def test_a_state_that_is_not_plain_is_refused_before_anything_is_written(
+    directory: CheckpointDirectory,
+) -> None:
+    writer = CheckpointWriter(directory, clock=SystemClock())
+    writer.claim(Token(1, 1), "a")
+    with pytest.raises(TypeError, match=r"state\.a is of type builtins\.set"):
+        writer.begin({"a": {1}}, manifest_at(1))
+    assert names(directory) == []
+
+
+def write_for_ever(path: Path, finished: Connection) -> None:
+    directory = CheckpointDirectory(path, keep=1)
+    directory.claim(Token(1, 1), "a")
+    for step in range(1, 10**6):
+        directory.write(state_at(step), manifest_at(step))
+        finished.send(step)
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(directory: CheckpointDirectory) -> None:
+    """C01 and C10: keep is 1, so the only good one is at stake at every write."""
+    for moment in range(50):
+        shutil.rmtree(directory.path, ignore_errors=True)
+        receiver, sender = FORKS.Pipe(duplex=False)
+        process = FORKS.Process(target=write_for_ever, args=(directory.path, sender), daemon=True)
+        process.start()
+        sender.close()
+        last = receiver.recv()
+        threading.Event().wait(moment * 0.0007)  # a write takes some milliseconds
+        process.kill()
+        process.join()
+        while receiver.poll():
+            try:
+                last = receiver.recv()
+            except EOFError:
+                break
+        assert newest_step(directory) >= last
+        assert [name for name in names(directory) if name.startswith("damaged")] == []
+
+
+# ---- behind the training -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(directory: CheckpointDirectory) -> CheckpointWriter:
+    writer = CheckpointWriter(directory, clock=SystemClock())
+    writer.claim(Token(1, 1), "a")
+    return writer
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writes wait until this event is set."""
+    let_go, save = threading.Event(), torch.save
+
+    def save_when_let_go(*arguments: Any) -> None:
+        assert let_go.wait(30)
+        save(*arguments)
+
+    monkeypatch.setattr(torch, "save", save_when_let_go)
+    yield let_go
+    let_go.set()
+
+
+def test_what_is_written_is_the_state_at_the_time_of_the_call(
+    writer: CheckpointWriter, held: threading.Event
+) -> None:
+    state = state_at(10)
+    assert writer.begin(state, manifest_at(10))
+    state["weights"].zero_()
+    held.set()
+    assert writer.wait(30)
+    assert newest_step(writer.directory) == 10
+
+
+def test_a_checkpoint_that_is_due_during_a_write_is_skipped_and_counted(
+    writer: CheckpointWriter, held: threading.Event
+) -> None:
+    assert writer.begin(state_at(10), manifest_at(10))
+    assert not writer.begin(state_at(20), manifest_at(20))
+    held.set()
+    assert writer.wait(30)
+    assert (writer.written, writer.skipped, writer.failures) == (1, 1, 0)
+
+
+def test_a_last_save_waits_for_the_write_before_it(writer: CheckpointWriter, held: threading.Event) -> None:
+    writer.begin(state_at(10), manifest_at(10))
+    threading.Timer(0.05, held.set).start()
+    assert writer.save(state_at(20), manifest_at(20), timeout_s=30)
+    assert newest_step(writer.directory) == 20
+
+
+def test_a_save_that_takes_too_long_is_a_counted_failure(
+    writer: CheckpointWriter, held: threading.Event
+) -> None:
+    assert not writer.save(state_at(10), manifest_at(10), timeout_s=0.01)
+    assert writer.failures == 1
+    held.set()
+    writer.wait(30)
+
+
+def test_a_stale_write_in_the_background_is_raised_to_the_training_once(writer: CheckpointWriter) -> None:
+    CheckpointDirectory(writer.directory.path).claim(Token(1, 2), "b")
+    writer.begin(state_at(10), manifest_at(10))
+    with pytest.raises(StaleGeneration):
+        writer.wait(30)
+    assert writer.wait(0)
+
+
+def test_a_directory_that_is_gone_is_a_visible_failure_and_no_error(writer: CheckpointWriter) -> None:
+    writer.directory.path.rename(writer.directory.path.with_name("elsewhere"))
+    with capture_logs() as logs:
+        assert not writer.save(state_at(10), manifest_at(10), timeout_s=30)
+    assert writer.failures == 1
+    assert "No such file" in writer.last_error
+    assert [line["event"] for line in logs] == ["checkpoint not written"]
+
+
+@pytest.mark.parametrize("limit", [0, 100, 3000])
+def test_a_full_disk_is_a_visible_failure_and_what_was_there_stays(
+    writer: CheckpointWriter, limit: int
+) -> None:
+    assert writer.save(state_at(10), manifest_at(10), timeout_s=30)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with capture_logs():  # the output would meet the limit too
+            assert not writer.save(state_at(20), manifest_at(20), timeout_s=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert writer.failures == 1
+    assert names(writer.directory) == ["step-00000010-a1-g1"]
+    assert writer.save(state_at(30), manifest_at(30), timeout_s=30)
+    assert writer.last_error == ""
+
+
+def test_a_file_system_that_cannot_be_claimed_is_a_visible_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    writer = CheckpointWriter(CheckpointDirectory(tmp_path / "file"), clock=SystemClock())
+    writer.claim(Token(1, 1), "a")
+    assert writer.failures == 1
+    assert "cannot be claimed" in writer.last_error
+
+
+def test_training_stands_still_for_a_copy_only(writer: CheckpointWriter, held: threading.Event) -> None:
+    state = {"w": [torch.ones(500_000) for _ in range(10)]}
+    writer.reserve(state)
+    writer.begin(state, manifest_at(1))
+    assert writer.stall_s < 0.2  # 20 MB: 2 ms on an idle machine
+    assert not list(writer.directory.path.glob("step-*"))

@@ -75,9 +75,10 @@ def re_register(memory: AgentMemory, _event: object, _now: float) -> Commands:
     return [register, *_start_before_generations(memory)]
 
 
-def get_ready(memory: AgentMemory, _event: object, _now: float) -> Commands:
+def get_ready(memory: AgentMemory, _event: object, now: float) -> Commands:
     """Say that this node can enter a generation."""
-    return [WriteStatus(status=memory.status(NodePhase.READY))]
+    ready: Commands = [WriteStatus(status=memory.status(NodePhase.READY))]
+    return ready if memory.newest is None else [*ready, *say_standby(memory, memory.newest, now)]
 
 
 def restart_server(_memory: AgentMemory, event: ForkServerDied, _now: float) -> Commands:
@@ -132,10 +133,10 @@ def enter_draining(memory: AgentMemory, _event: object, _now: float) -> Commands
 
 
 def say_standby(memory: AgentMemory, event: GenerationPublished, _now: float) -> Commands:
-    """Stay ready beside a generation that has no place for this node."""
-    if memory.newest is not event:
+    """Stay ready beside a generation that does not have this node."""
+    if memory.newest is not event or event.assignment is not None:
         return []
-    return [Say(text=f"standby: {_describe(event)} is complete without this node")]
+    return [Say(text=f"standby: {_describe(event)} trains without this node")]
 
 
 def release(memory: AgentMemory, event: GenerationPublished, _now: float) -> Commands:

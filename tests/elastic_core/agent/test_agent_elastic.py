@@ -1,0 +1,256 @@
+"""Real agents on a real etcd; their workers speak the elastic API, without torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_core.model.membership import Cause, Outcome
+from elastic_core.model.progress import HistoryEntry
+from elastic_core.store.etcd import EtcdStore
+from elastic_core.testing.agents import AgentProcess, AgentRun, descendants
+from tests.elastic_core.agent.node import is_alive, wait_until
+
+STUB = Path(__file__).parents[2] / "scripts" / "elastic_stub.py"
+NUMBERS = itertools.count(1)
+
+
+class StubRun(AgentRun):
+    """A run whose workers are stubs."""
+
+    def __init__(self, store: EtcdStore, endpoint: str, directory: Path) -> None:
+        super().__init__(store, endpoint, f"stub-{next(NUMBERS)}-{int(time.time())}", directory)
+        self.shared = directory / "shared"
+        self.shared.mkdir()
+
+    def node(self, name: str, nodes: str, *flags: str, steps: int = 10_000, conf: str = "") -> AgentProcess:
+        waits = f"lease_ttl=2,last_call_timeout=1,join_timeout=30,{conf}"
+        return self.start(
+            name,
+            f"--nnodes={nodes}",
+            f"--rdzv-conf={waits}",
+            "--worker-api=elastic",
+            "--start-method=spawn",
+            *flags,
+            str(STUB),
+            str(self.shared),
+            f"--steps={steps}",
+        )
+
+    def wait_members(self, count: int) -> HistoryEntry:
+        """Wait for a generation of so many nodes that all of them have entered."""
+        return self.wait_for(
+            lambda facts: next(
+                (
+                    entry
+                    for number, entry in facts.history.items()
+                    if len(entry.members) == count and facts.entered(number)
+                ),
+                None,
+            ),
+            f"{count} nodes train",
+        )
+
+    def agent_of(self, node_id: str) -> AgentProcess:
+        return next(agent for agent in self.agents.values() if node_id.startswith(f"{agent.name}."))
+
+    def notes(self, what: str) -> list[dict[str, Any]]:
+        """What the workers wrote down of a kind, in no order."""
+        lines = [line for path in self.shared.glob("*.jsonl") for line in path.read_text().splitlines()]
+        return [note for note in map(json.loads, lines) if note["what"] == what]
+
+
+@pytest.fixture
+def run(store: EtcdStore, etcd_endpoint: str, tmp_path: Path) -> Iterator[StubRun]:
+    with StubRun(store, etcd_endpoint, tmp_path) as run:
+        yield run
+
+
+def test_two_nodes_train_to_the_end_and_both_exit_with_zero(run: StubRun) -> None:
+    first, second = run.node("a", "2", steps=50), run.node("b", "2", steps=50)
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert run.wait_closed().outcome is Outcome.SUCCEEDED
+    entry = run.facts().history[1]
+    assert (entry.generation.cause, entry.generation.world_size) == (Cause.START, 2)
+    assert {note["rank"] for note in run.notes("finished")} == {0, 1}
+    assert run.facts().progress.step == 50  # type: ignore[union-attr]
+    assert run.facts().nodes == {}
+
+
+def test_a_late_joiner_learns_the_outcome_and_starts_no_worker(run: StubRun) -> None:
+    run.node("a", "1", steps=20).wait()
+    late = run.node("b", "1", steps=20)
+    assert late.wait() == 0
+    assert "job finished at step 20" in late.output()
+    assert "fork server" not in late.output()
+    assert len(run.facts().history) == 1
+
+
+def test_a_killed_node_is_lost_long_before_its_lease_ends_and_the_others_go_on(run: StubRun) -> None:
+    for name in "ab":
+        run.node(name, "1:2")
+    before = run.wait_members(2)
+    victim = before.members[1].node_id
+    processes = descendants(run.agent_of(victim).pid)
+    began = time.monotonic()
+    run.agent_of(victim).kill()
+    entry = run.wait_entered(before.generation.number + 1, 10)
+    assert time.monotonic() - began < 1.5
+    assert (entry.generation.cause, entry.generation.restart_count) == (Cause.LOSS, 0)
+    assert list(entry.lost) == [victim]
+    wait_until(lambda: not any(map(is_alive, processes)), "everything of the node is dead", 2.0)
+    resumed = run.wait_for(lambda facts: facts.resumed.get(entry.generation.number), "it trains on")
+    run.wait_step(resumed.step_resumed + 10)
+
+
+def test_a_killed_coordinator_is_replaced_and_its_node_lost(run: StubRun) -> None:
+    for name in "abc":
+        run.node(name, "1:3")
+    before = run.wait_members(3)
+    leader = run.facts().leader
+    began = time.monotonic()
+    run.agent_of(leader).kill()
+    entry = run.wait_entered(before.generation.number + 1, 10)
+    assert time.monotonic() - began < 1.5
+    assert (entry.generation.cause, list(entry.lost)) == (Cause.LOSS, [leader])
+    assert run.facts().leader not in ("", leader)
+
+
+def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> None:
+    first = run.node("a", "1:2", steps=400)
+    run.wait_step(20)
+    second = run.node("b", "1:2", steps=400)
+    entry = run.wait_entered(2)
+    assert (entry.generation.cause, entry.generation.restart_count) == (Cause.JOIN, 0)
+    assert [member.node_id[0] for member in entry.members] == ["a", "b"]
+    resumed = run.wait_for(lambda facts: facts.resumed.get(2), "generation 2 trains")
+    assert resumed.step_resumed == resumed.step_before + 1
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert len({note["pid"] for note in run.notes("entered") if note["rank"] == 0}) == 1
+
+
+def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> None:
+    for name in "ab":
+        run.node(name, "1:2")
+    before = run.wait_members(2)
+    number = before.generation.number
+    leaver = run.agent_of(before.members[1].node_id)
+    leaver.signal(signal.SIGTERM)
+    entry = run.wait_entered(number + 1, 10)
+    assert leaver.wait(10) == 75
+    assert entry.generation.cause is Cause.DRAIN
+    assert list(entry.lost.values()) == ["drained"]
+    resumed = run.wait_for(lambda facts: facts.resumed.get(number + 1), "it trains on")
+    assert resumed.step_resumed == resumed.step_before + 1
+
+
+def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> None:
+    for name in "ab":
+        run.node(name, "1:2")
+    number = run.wait_members(2).generation.number
+    spare = run.node("c", "1:2")
+    run.wait_for(lambda facts: facts.ready() == 3, "the spare is ready")
+    assert {note["rank"] for note in run.notes("entered")} == {0, 1}
+    wait_until(lambda: "standby" in spare.output(), "the spare says so", 5)
+    run.agents["a-0"].kill()
+    entry = run.wait_for(lambda facts: facts.history.get(number + 1), "a generation", 10)
+    if len(entry.members) == 1:
+        entry = run.wait_for(lambda facts: facts.history.get(number + 2), "the promotion", 10)
+    assert {member.node_id[0] for member in entry.members} == {"b", "c"}
+
+
+def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun) -> None:
+    agents = [run.node("a", "2", "--max-restarts=1"), run.node("b", "2", "--max-restarts=1")]
+    run.wait_entered(1)
+    run.wait_step(10)
+    (run.shared / "fail-1").touch()
+    entry = run.wait_entered(2)
+    assert (entry.generation.cause, entry.generation.restart_count) == (Cause.FAILURE, 1)
+    assert "ValueError: bad label 7 at stub.py:1" in entry.generation.reason
+    run.wait_for(lambda facts: facts.progress and facts.progress.generation == 2, "it trains on")
+    (run.shared / "fail-0").touch()
+    assert [agent.wait() for agent in agents] == [3, 3]
+    closed = run.wait_closed()
+    assert closed.outcome is Outcome.FAILED
+    assert "2 failures, budget 1" in closed.reason
+    for agent in agents:
+        assert any("ValueError: bad label 7 at stub.py:1" in line for line in agent.last_lines())
+
+
+def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: StubRun) -> None:
+    only = run.node("a", "1")
+    run.wait_step(20)
+    only.signal(signal.SIGTERM)
+    assert only.wait(15) == 75
+    (left,) = run.notes("left")
+    assert left["saved"] is True
+    assert run.facts().closed is None
+    run.node("b", "1", steps=left["step"] + 20)
+    run.wait_closed()
+    assert {note["step"] for note in run.notes("entered")} == {0, left["step"]}
+
+
+def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(run: StubRun) -> None:
+    agents = [run.node("a", "2"), run.node("b", "2")]
+    run.wait_entered(1)
+    run.wait_step(10)
+    run.request_stop()
+    assert [agent.wait(20) for agent in agents] == [75, 75]
+    assert run.wait_closed().outcome is Outcome.PREEMPTED
+    assert all(note["saved"] for note in run.notes("left"))
+
+
+def test_an_error_of_one_node_ends_that_node_only(run: StubRun) -> None:
+    (run.shared / "refuse-b").touch()
+    healthy = run.node("a", "1:2", steps=300)
+    run.wait_step(5)
+    broken = run.node("b", "1:2", steps=300)
+    assert broken.wait() == 1
+    assert any("RuntimeError: set-up refused" in line for line in broken.last_lines())
+    assert healthy.wait() == 0
+    assert run.wait_closed().outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_a_frozen_node_is_fenced_and_comes_back_as_a_new_one(run: StubRun) -> None:
+    for name in "ab":
+        run.node(name, "1:2")
+    before = run.wait_members(2)
+    number, victim = before.generation.number, before.members[1].node_id
+    agent = run.agent_of(victim)
+    agent.freeze()
+    began = time.monotonic()
+    entry = run.wait_entered(number + 1, 10)
+    assert (entry.generation.cause, list(entry.lost)) == (Cause.LOSS, [victim])
+    assert time.monotonic() - began < 2.5
+    run.wait_for(lambda facts: victim not in facts.nodes, "its key is gone")
+    agent.thaw()
+    entry = run.wait_entered(number + 2, 20)
+    (back,) = [member.node_id for member in entry.members if member.node_id[0] == victim[0]]
+    assert back != victim
+    assert len(run.facts().history) == number + 2
+    assert all(failure.consequence for failure in run.facts().failures)
+
+
+@pytest.mark.slow
+def test_a_minimum_that_is_never_met_is_told_every_ten_seconds_and_ends_with_its_own_code(
+    run: StubRun,
+) -> None:
+    agents = [run.node(name, "3:4", conf="join_timeout=15") for name in "ab"]
+    assert [agent.wait() for agent in agents] == [69, 69]
+    told = "".join(agent.output() for agent in agents)
+    assert told.count("2 of 3 nodes, waiting (timeout 15 s)") >= 2
+    assert "2 of 3 nodes were ready within the join timeout of 15 s" in agents[0].last_lines()[-1]
+    assert run.facts().nodes == {}
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

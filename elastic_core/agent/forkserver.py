@@ -95,6 +95,7 @@ def warm_up(entrypoint: Entrypoint, preload: Sequence[str], start_method: str) -
 
 
 def _warm_torch() -> None:
+    # Imported here and nowhere else: a fork server for another program does without.
     import torch
     import torch.distributed
     import torch.nn.parallel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import tempfile
 import textwrap
@@ -57,6 +58,7 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.group.close()
+        shutil.rmtree(self.directory)
 
     def warm(self) -> ForkServerWarmed:
         """Start the fork server and wait for it."""

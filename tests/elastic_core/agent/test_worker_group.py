@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +72,7 @@ def test_what_a_worker_said_comes_before_its_exit(pair: Node) -> None:
         assert isinstance(said[0].message, WorkerFailed)
 
 
-def test_what_a_worker_said_comes_before_its_exit_however_late_they_are_read() -> None:
+def test_what_a_worker_said_comes_before_its_exit_however_late_they_are_read(tmp_path: Path) -> None:
     """While the group's thread is held up in a call, both arrive; then it sees both at once."""
     held, go_on = threading.Event(), threading.Event()
     heard: queue.Queue[WorkerEvent] = queue.Queue()
@@ -83,8 +82,7 @@ def test_what_a_worker_said_comes_before_its_exit_however_late_they_are_read() -
         held.set()
         assert go_on.wait(60)
 
-    directory = Path(tempfile.mkdtemp(prefix="et-"))
-    program = directory / "program.py"
+    program = tmp_path / "program.py"
     program.write_text("import os, sys\nwhile not os.path.exists(__file__ + '.go'): pass\nsys.exit(3)")
     spec = WorkerSpec(
         slots=1,
@@ -93,7 +91,7 @@ def test_what_a_worker_said_comes_before_its_exit_however_late_they_are_read() -
         start_method="spawn",
         environment=dict(os.environ),
     )
-    group = WorkerGroup(spec=spec, events=hear, socket_dir=directory, clock=SystemClock())
+    group = WorkerGroup(spec=spec, events=hear, socket_dir=tmp_path, clock=SystemClock())
     group.warm()
     assert held.wait(60)
     before = descendants(os.getpid())
@@ -461,7 +459,8 @@ def test_close_ends_a_fork_server_that_still_warms() -> None:
     node.group.warm()
     server = node.server_pid()
 
-    node.group.close()
+    with node:
+        pass
 
     assert not is_alive(server)
 

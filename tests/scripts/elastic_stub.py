@@ -126,7 +126,8 @@ class Stub:
     def fail(self) -> None:
         failure = Failure(
             node_id=NodeId(""), generation=self.number, rank=self.rank, local_rank=self.local_rank,
-            exit_code=3, message="ValueError: bad label 7", location="stub.py:1", step=self.step, started=True,
+            exit_code=3, message="ValueError: bad label 7", location="stub.py:1", step=self.step,
+            started=True,
         )  # fmt: skip
         self.link.send(WorkerFailed(failure=failure))
         os._exit(3)

@@ -24,7 +24,10 @@ _FORMS: Final = {"loss": ".4f", "accuracy": ".1%", "images_per_s": ".0f"}
 class LiveView(Protocol):
     """An audience that shows; a context manager."""
 
-    end: RunEnd | None
+    @property
+    def end(self) -> RunEnd | None:
+        """How the run ended, once it did."""
+        ...
 
     def __enter__(self) -> Self:
         """Begin to show."""

@@ -231,6 +231,8 @@ class _Story:
         if not self.numbers:
             is_short = marks.asked_at is not None and marks.granted_at is None
             return Spent.WAIT_FOR_CAPACITY if is_short else Spent.PROVISION
+        if self.numbers[-1] not in self.lines and self.numbers[-1] not in self.resumptions:
+            return Spent.TRAIN  # a script tells no steps
         if outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED):
             return Spent.CHECKPOINT
         return Spent.WAIT_FOR_CAPACITY if outcome is Outcome.BELOW_MINIMUM else Spent.DETECT

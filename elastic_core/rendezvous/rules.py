@@ -154,8 +154,7 @@ def account_for_members(situation: Situation, now: float) -> Decision | None:
     if inquiry is None:
         return None
     if inquiry.silent:
-        act = _fence if now >= inquiry.deadline else _ask
-        return act(situation, inquiry, now)
+        return _question(situation, inquiry, now)
     if not situation.is_explained and situation.root_cause() is None and now < inquiry.deadline:
         return Decision(
             reason=f"generation {situation.number} broke, its members live: waiting for the root cause",
@@ -331,17 +330,23 @@ def _headline(situation: Situation) -> str:
     return root.headline() if root is not None else "collectives broke while all members lived"
 
 
-def _ask(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
-    silent, number = len(inquiry.silent), situation.number
-    reason = f"generation {number} broke: waiting for a sign of life of {_nodes(silent)}"
+def _question(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
+    """Ask round after round, then fence; who is late with looking at the answers asks once more.
+
+    After a pause of the coordinator's own (a busy machine, a frozen one) the answers may lie unread
+    behind the timer that rings first: that silence proves nothing.
+    """
     pause = situation.policy.probe_timeout / PROBE_ROUNDS
-    if inquiry.rounds >= PROBE_ROUNDS:
-        return Decision(reason=reason, until=inquiry.deadline)
-    next_round = inquiry.asked_at + pause
-    if inquiry.rounds and now < next_round:
-        return Decision(reason=reason, until=min(next_round, inquiry.deadline))
-    probe = ProbeNodes(nodes=tuple(sorted(inquiry.silent)))
-    return Decision(reason=reason, commands=(probe,), until=min(now + pause, inquiry.deadline))
+    answers_due = inquiry.asked_at + pause
+    silent = len(inquiry.silent)
+    reason = f"generation {situation.number} broke: waiting for a sign of life of {_nodes(silent)}"
+    if inquiry.rounds and now < answers_due:
+        return Decision(reason=reason, until=answers_due)
+    is_late = now > answers_due + pause
+    if not situation.fenced and (inquiry.rounds < PROBE_ROUNDS or is_late):
+        probe = ProbeNodes(nodes=tuple(sorted(inquiry.silent)))
+        return Decision(reason=reason, commands=(probe,), until=now + pause)
+    return _fence(situation, inquiry, now)
 
 
 def _fence(situation: Situation, inquiry: Inquiry, now: float) -> Decision:

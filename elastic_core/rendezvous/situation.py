@@ -23,7 +23,7 @@ class Inquiry:
     """The question who of the members lives, open since the generation came into trouble.
 
     Attributes:
-        deadline: A member that is silent until then is fenced.
+        deadline: Until then the root cause is waited for.
         silent: Members that neither reported nor answered yet.
         rounds: How often they were asked.
         asked_at: When they were asked last.

@@ -114,10 +114,10 @@ class CoordinatorHost:
         self.elect()
 
     def thaw(self, node_id: NodeId) -> None:
-        """The leader goes on with all that came in while it stood still."""
+        """The leader goes on with all that came in while it stood still, an overdue timer first."""
         if node_id == self.leader:
             events, self._backlog = self._backlog, []
-            for event in events:
+            for event in sorted(events, key=lambda event: not isinstance(event, TimeAdvanced)):
                 self._deliver(event)
 
     def tell(self, event: CoordinatorEvent) -> None:

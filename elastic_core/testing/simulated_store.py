@@ -38,7 +38,7 @@ class Timing:
     ttl_jitter: float = 0.5
     watch: float = 0.002
     commit: float = 0.01
-    probe: float = 0.001
+    probe: float = 0.01
     breaks: float = 0.002
     enter: float = 0.02
     set_up: float = 0.5

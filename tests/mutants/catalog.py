@@ -250,6 +250,17 @@ def one_lost_packet_evicts() -> tuple[object, str, Any]:
     return rules, "PROBE_ROUNDS", 1
 
 
+def late_coordinators_accuse() -> tuple[object, str, Any]:
+    """Answers that lie unread behind an overdue timer do not count."""
+    good = rules._question
+
+    def question(known: Situation, inquiry: situation.Inquiry, now: float) -> Decision:
+        is_over = now >= inquiry.deadline
+        return rules._fence(known, inquiry, now) if is_over else good(known, inquiry, now)
+
+    return rules, "_question", question
+
+
 def drains_wait_for_the_node_to_leave() -> tuple[object, str, Any]:
     """A draining member is kept until it is gone."""
     good = rules.form_generation
@@ -313,6 +324,7 @@ MUTANTS = (
     Mutant(name="number-skips", breaks="S1", plant=number_skips),
     Mutant(name="drained-nodes-are-enlisted", breaks="S2", plant=drained_nodes_are_enlisted),
     Mutant(name="one-lost-packet-evicts", breaks="S2", plant=one_lost_packet_evicts),
+    Mutant(name="late-coordinators-accuse", breaks="S2", plant=late_coordinators_accuse),
     Mutant(name="minimum-is-one", breaks="S3", plant=minimum_is_one),
     Mutant(name="maximum-is-exceeded", breaks="S3", plant=maximum_is_exceeded),
     Mutant(name="slots-are-ignored", breaks="S4", plant=slots_are_ignored),

@@ -174,6 +174,22 @@ class Faults(RunMachine):
         if frozen:
             self.sim.thaw(frozen[number % len(frozen)])
 
+    @fault(seconds=st.sampled_from([0.12, 0.35, 0.65]), is_asking=st.booleans())
+    def stall_coordinator(self, seconds: float, is_asking: bool) -> None:
+        """Its node stands still for a moment: what came in lies behind the timer that is overdue.
+
+        The worst moment is while it asks for signs of life, so that moment is looked for.
+        """
+        for _ in range(200 * is_asking):
+            if "sign of life" in self.sim.host.reason:
+                break
+            self.sim.step()
+        leader = self.sim.host.leader
+        if leader is not None and not self.sim.is_down(leader):
+            self.sim.freeze(leader)
+            self.pass_time(seconds)
+            self.sim.thaw(leader)
+
     @fault(
         number=PICK,
         started=st.sampled_from([True, True, True, False]),

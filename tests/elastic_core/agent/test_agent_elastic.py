@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from elastic_core.model.membership import Cause, Outcome
 from elastic_core.model.progress import HistoryEntry
 from elastic_core.store.etcd import EtcdStore
+from elastic_core.store.server import EtcdServer
 from elastic_core.testing.agents import AgentProcess, AgentRun, descendants
 from tests.elastic_core.agent.node import is_alive, wait_until
 
@@ -30,6 +32,10 @@ class StubRun(AgentRun):
         super().__init__(store, endpoint, f"stub-{next(NUMBERS)}-{int(time.time())}", directory)
         self.shared = directory / "shared"
         self.shared.mkdir()
+
+    def step(self) -> int:
+        """The step that rank 0 wrote down, without a look at the store."""
+        return int((self.shared / "step").read_text() or "0")
 
     def node(self, name: str, nodes: str, *flags: str, steps: int = 10_000, conf: str = "") -> AgentProcess:
         waits = f"lease_ttl=2,last_call_timeout=1,join_timeout=30,{conf}"
@@ -252,5 +258,46 @@ def test_a_minimum_that_is_never_met_is_told_every_ten_seconds_and_ends_with_its
     assert run.facts().nodes == {}
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
+@pytest.mark.slow
+def test_training_goes_on_while_etcd_is_frozen_beyond_the_ttl_and_no_step_is_lost(
+    etcd_server: EtcdServer, tmp_path: Path
+) -> None:
+    with (
+        contextlib.closing(EtcdStore(etcd_server.endpoint)) as store,
+        StubRun(store, etcd_server.endpoint, tmp_path) as run,
+    ):
+        for name in "ab":
+            run.node(name, "2:2")
+        run.wait_entered(1)
+        run.wait_step(10)
+        os.kill(etcd_server.pid, signal.SIGSTOP)
+        before = run.step()
+        try:
+            wait_until(lambda: run.step() > before + 200, "training goes on", 30)
+        finally:
+            os.kill(etcd_server.pid, signal.SIGCONT)
+        after = run.step()
+        run.wait_step(after + 50)
+        facts = run.facts()
+        assert max(facts.history) <= 2
+        assert all(entry.generation.restart_count == 0 for entry in facts.history.values())
+        saved = [note["step"] for note in run.notes("left") if note["rank"] == 0]
+        assert [note["step"] for note in run.notes("entered") if note["rank"] == 0] == [0, *saved]
+
+
+@pytest.mark.slow
+def test_a_node_joins_after_etcd_was_restarted_in_mid_run(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    with (
+        contextlib.closing(EtcdStore(etcd_server.endpoint)) as store,
+        StubRun(store, etcd_server.endpoint, tmp_path) as run,
+    ):
+        run.node("a", "1:2")
+        run.wait_step(10)
+        etcd_server.kill()
+        before = run.step()
+        wait_until(lambda: run.step() > before + 50, "training goes on", 10)
+        etcd_server.start()
+        run.node("b", "1:2")
+        entry = run.wait_members(2)
+        assert entry.generation.number == 2
+        assert [member.node_id[0] for member in entry.members] == ["a", "b"]

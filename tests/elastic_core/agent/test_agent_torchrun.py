@@ -196,9 +196,9 @@ def test_a_killed_worker_is_named_first_and_every_agent_ends_soon_with_its_code(
     failure = first_failure(run)
     assert (failure.rank, failure.exit_code) == (1, 137)
     for agent in agents:
-        (root,) = [line for line in agent.last_lines() if "died by signal 9 (SIGKILL)" in line]
-        assert "rank 1 on node" in root
-        assert "possibly out of memory" in root
+        (verdict,) = [line for line in agent.last_lines() if line.startswith("elastic-agent: run")]
+        assert "1 failure, budget 0: rank 1 on node" in verdict
+        assert "died by signal 9 (SIGKILL), possibly out of memory" in verdict
 
 
 @pytest.mark.slow

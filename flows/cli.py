@@ -164,3 +164,7 @@ def _fail(lines: list[str] | tuple[str, ...], code: ExitCode) -> None:
     for line in lines:
         typer.echo(line, err=True)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

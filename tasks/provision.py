@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -50,14 +51,18 @@ class Cluster:
             return f"adopted attempt {adopted.number} of run {self._directory.run}: {count} nodes run"
         leftover = self.alive()
         self._provider.teardown(self._directory.run)
-        number = self._directory.begin_attempt(self._job)
+        number = self._directory.begin_attempt(self._job, now=time.time())
         self._attempt = self._describe(number, self._etcd.start(number).endpoint)
         ended = f" after ending {len(leftover)} nodes of an earlier one" if leftover else ""
         return f"attempt {number} of run {self._directory.run} begins{ended}"
 
     def launch(self, token: str, count: int) -> LaunchResult:
         """Launch nodes; the same token never launches twice."""
-        return self._provider.launch(self.attempt.launch_request(token, count))
+        self._directory.mark("asked_at", now=time.time())
+        result = self._provider.launch(self.attempt.launch_request(token, count))
+        if len(self.alive()) >= self._job.nodes.min:
+            self._directory.mark("granted_at", now=time.time())
+        return result
 
     def terminate(self, names: Collection[str]) -> None:
         """End nodes."""
@@ -86,6 +91,7 @@ class Cluster:
 
     def tear_down(self) -> None:
         """End all nodes, then etcd."""
+        self._directory.mark("teardown_at", now=time.time())
         self._provider.teardown(self._directory.run)
         self._etcd.stop()
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from elastic_core.errors import ElasticError, RefusedInput
+from elastic_core.events.record import RunMarks
 from elastic_core.ids import RunId, check_name
 from elastic_core.model.job import ClassyTraining, JobSpec
 from elastic_core.model.membership import Outcome
@@ -76,8 +77,8 @@ class RunDirectory:
         except FileNotFoundError:
             return 0
 
-    def begin_attempt(self, job: JobSpec) -> int:
-        """Count a new attempt with this job and return its number.
+    def begin_attempt(self, job: JobSpec, *, now: float) -> int:
+        """Count a new attempt with this job, that began at wall-clock time `now`; return its number.
 
         The number is written first: an attempt that was never used costs nothing, one that is
         used twice would break the fencing of checkpoints.
@@ -86,12 +87,30 @@ class RunDirectory:
         _write(self.path / "attempt", f"{number}\n")
         _write(self.job_file, job.model_dump_json(indent=2))
         self.report_file.unlink(missing_ok=True)
+        _write(self.path / "marks.json", json.dumps({"started_at": now}))
         return number
+
+    def mark(self, name: str, *, now: float) -> None:
+        """Note when something of this attempt happened for the first time: a field of `RunMarks`."""
+        marks = self._marks()
+        if name not in marks:
+            _write(self.path / "marks.json", json.dumps({**marks, name: now}))
+
+    def marks(self, *, ended_at: float) -> RunMarks:
+        """Return what happened when in this attempt, whichever process noted it."""
+        return RunMarks(**{"started_at": ended_at, **self._marks()}, ended_at=ended_at)
+
+    def _marks(self) -> dict[str, float]:
+        try:
+            marks: dict[str, float] = json.loads((self.path / "marks.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return marks
 
     def outcome(self) -> Outcome | None:
         """Return how the newest attempt ended, or None if it did not end (or is running)."""
         try:
-            return Outcome(json.loads(self.report_file.read_bytes())["outcome"])
+            return Outcome(json.loads(self.report_file.read_bytes())["state"])
         except (FileNotFoundError, KeyError, ValueError):
             return None
 

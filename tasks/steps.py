@@ -47,6 +47,6 @@ def tear_down(cluster: Cluster) -> None:
 @task(name="collect-report", cache_policy=NO_CACHE)
 def collect_report(directory: RunDirectory, closed: Closed, seen: Observation) -> None:
     """Write the run's report and pictures."""
-    report = {"run": directory.run, "attempt": directory.attempt(), "outcome": closed.outcome}
+    report = {"run": directory.run, "attempt": directory.attempt(), "state": closed.outcome}
     report |= {"exit_code": closed.exit_code, "reason": closed.reason, "generations": len(seen.history)}
     directory.report_file.write_text(json.dumps(report, indent=2))

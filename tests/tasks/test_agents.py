@@ -24,7 +24,8 @@ def test_a_script_gets_its_arguments_byte_for_byte_at_the_end(tmp_path: Path) ->
 
 def test_a_classy_training_runs_our_trainer_on_the_elastic_api(tmp_path: Path) -> None:
     command = attempt(JobSpec(training=ClassyTraining()), tmp_path).launch_request("start", 1).command
-    assert command[-4:] == ("--worker-api=elastic", "-m", "elastic_core.trainer", "run")
+    assert command[-3:] == ("-m", "elastic_core.trainer", "run")
+    assert "--worker-api=elastic" in command
 
 
 def test_bounds_store_run_and_directory_are_told(tmp_path: Path) -> None:

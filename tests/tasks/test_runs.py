@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import RefusedInput
+from elastic_core.events.record import RunMarks
 from elastic_core.ids import check_name
 from elastic_core.model.job import ClassyTraining, ElasticOptions, JobSpec, NodeBounds, ScriptTraining
 from elastic_core.model.membership import Outcome
@@ -28,7 +29,7 @@ JOB = JobSpec(name="digits", training=ClassyTraining(elastic=ElasticOptions(glob
 
 
 def end(run, outcome: Outcome) -> None:
-    run.report_file.write_text(f'{{"outcome": "{outcome}"}}')
+    run.report_file.write_text(f'{{"state": "{outcome}"}}')
 
 
 def test_a_new_job_gets_a_run_named_after_it_and_the_time(tmp_path: Path) -> None:
@@ -105,8 +106,23 @@ def test_a_run_id_that_breaks_the_rule_is_refused_and_creates_nothing(tmp_path: 
 def test_every_attempt_has_a_higher_number_and_no_report_of_the_one_before(tmp_path: Path) -> None:
     run = choose_run(tmp_path, JOB, now=NOW)
     end(run, Outcome.PREEMPTED)
-    assert [run.attempt(), run.begin_attempt(JOB), run.begin_attempt(JOB), run.attempt()] == [0, 1, 2, 2]
+    assert [
+        run.attempt(),
+        run.begin_attempt(JOB, now=1.0),
+        run.begin_attempt(JOB, now=2.0),
+        run.attempt(),
+    ] == [0, 1, 2, 2]
     assert run.outcome() is None
+
+
+def test_marks_are_of_this_attempt_and_the_first_of_a_kind_stays(tmp_path: Path) -> None:
+    run = choose_run(tmp_path, JOB, now=NOW)
+    run.begin_attempt(JOB, now=1.0)
+    run.mark("asked_at", now=2.0)
+    run.begin_attempt(JOB, now=10.0)
+    run.mark("granted_at", now=12.0)
+    run.mark("granted_at", now=13.0)
+    assert run.marks(ended_at=20.0) == RunMarks(started_at=10.0, granted_at=12.0, ended_at=20.0)
 
 
 def test_an_unknown_run_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""The flow against real agents, a real etcd and a real Prefect server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_core.model.job import JobSpec, NodeBounds, ScriptTraining
+from elastic_core.model.membership import Outcome
+from flows.audience import RunEnd, RunSnapshot, listening
+from tasks.process import carrying
+from tasks.providers.local import NODE_MARK
+from tasks.runs import RunDirectory, all_runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("prefect_server")]
+
+SCRIPT = Path(__file__).with_name("waiting_script.py")
+JOB = JobSpec(
+    name="waiting",
+    nodes=NodeBounds(min=1, max=2, target=2),
+    training=ScriptTraining(script=str(SCRIPT)),
+)
+
+
+class Conductor:
+    """An audience that acts when something is seen."""
+
+    def __init__(self, on_generation: Callable[[RunSnapshot], None]) -> None:
+        self.end: RunEnd | None = None
+        self.sentences: list[str] = []
+        self._act = on_generation
+        self._seen = 0
+
+    def decided(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def saw(self, snapshot: RunSnapshot) -> None:
+        current = snapshot.observation.current
+        if current is not None and current.number > self._seen:
+            self._seen = current.number
+            self._act(snapshot)
+
+    def ended(self, end: RunEnd) -> None:
+        self.end = end
+
+
+def tell(word: str) -> Callable[[RunSnapshot], None]:
+    return lambda snapshot: (snapshot.attempt.directory.path / word).touch()
+
+
+def train(conductor: Conductor, runs: Path, job: JobSpec = JOB) -> Any:
+    from flows.train import elastic_train
+
+    with listening(conductor):
+        return elastic_train(job, runs=str(runs), return_state=True)
+
+
+def processes_of(run: RunDirectory) -> list[Any]:
+    nodes = (run.path.absolute() / "nodes").glob("node-*.json")
+    return [process for node in nodes for process in carrying(NODE_MARK, str(node))]
+
+
+def test_a_job_trains_on_two_nodes_and_leaves_nothing_running(tmp_path: Path) -> None:
+    conductor = Conductor(tell("finish"))
+    state = train(conductor, tmp_path)
+    assert (state.type, conductor.end and conductor.end.exit_code) == ("COMPLETED", 0)
+    (run,) = all_runs(tmp_path)
+    assert run.outcome() is Outcome.SUCCEEDED
+    assert processes_of(run) == []
+
+
+def test_the_root_cause_is_in_the_flows_failure_and_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
+    conductor = Conductor(tell("fail"))
+    state = train(conductor, tmp_path, JOB.model_copy(update={"max_restarts": 0}))
+    assert state.type == "FAILED"
+    assert re.search(r"ValueError: bad label 7 at .*waiting_script\.py:10", state.message)
+    assert conductor.end is not None
+    assert conductor.end.exit_code == 1
+    assert processes_of(all_runs(tmp_path)[0]) == []
+
+
+def test_a_finished_run_trains_nothing_more(tmp_path: Path) -> None:
+    train(Conductor(tell("finish")), tmp_path)
+    (run,) = all_runs(tmp_path)
+    conductor = Conductor(tell("fail"))
+    with listening(conductor):
+        from flows.train import elastic_train
+
+        elastic_train(JOB, run_id=run.run, runs=str(tmp_path))
+    assert conductor.end is not None
+    assert (conductor.end.exit_code, run.attempt()) == (0, 1)
+    assert "already complete" in conductor.end.reason
+
+
+def test_a_bare_deployment_run_is_accepted(tmp_path: Path) -> None:
+    from prefect.deployments import run_deployment
+
+    from flows.train import elastic_train
+
+    elastic_train.to_deployment(name="elastic-train").apply()
+    run: Any = run_deployment("elastic-train/elastic-train", timeout=0)
+    assert run.state.type == "SCHEDULED"
+    assert run.parameters == {}
+
+
+# ---- the command line in its own process: signals, death, adoption ------------------------------
+
+
+class Command:
+    """`elastic-train train` as a process, its output read line by line."""
+
+    def __init__(self, runs: Path, *options: str) -> None:
+        from prefect.settings import PREFECT_API_URL
+
+        job = runs.parent / "job.yaml"
+        job.write_text(JOB.model_dump_json())
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "train", str(job), "--runs", str(runs), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value()), "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    def until(self, text: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if text in line:
+                return line
+        raise AssertionError(f"{text!r} was never printed:\n" + "\n".join(self.lines))
+
+    def finish(self) -> int:
+        rest, _ = self.process.communicate(timeout=120)
+        self.lines += rest.splitlines()
+        return self.process.returncode
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Path]:
+    """A directory of runs, everything of which is ended afterwards."""
+    from tasks.etcd import EtcdProcess
+    from tasks.providers.local import LocalProvider
+
+    root = tmp_path / "runs"
+    yield root
+    for run in all_runs(root):
+        LocalProvider(root, grace_s=0).teardown(run.run)
+        EtcdProcess(run).stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["begins", "generation 1"])
+def test_a_stop_leaves_nothing_within_ten_seconds_and_the_same_command_goes_on(
+    runs: Path, number: signal.Signals, moment: str
+) -> None:
+    command = Command(runs)
+    command.until(moment)
+    asked_at = time.monotonic()
+    command.process.send_signal(number)
+    assert command.finish() == 75
+    (run,) = all_runs(runs)
+    assert processes_of(run) == []
+    assert time.monotonic() - asked_at < 10
+    assert run.outcome() is Outcome.PREEMPTED
+    assert command.lines[-1] == f"report: {run.report_file}"
+
+    again = Command(runs)
+    again.until("attempt 2 of run")
+    (run.path / "finish").touch()
+    assert again.finish() == 0
+    assert [found.run for found in all_runs(runs)] == [run.run]
+
+
+def test_a_killed_flows_nodes_are_adopted_and_never_doubled(runs: Path) -> None:
+    command = Command(runs)
+    command.until("generation 1")
+    command.process.kill()
+    command.process.communicate()
+    (run,) = all_runs(runs)
+    nodes = {process.pid for process in processes_of(run)}
+    assert nodes
+
+    again = Command(runs)
+    again.until("adopted attempt 1")
+    again.until("generation 1")
+    assert {process.pid for process in processes_of(run)} == nodes
+    (run.path / "finish").touch()
+    assert again.finish() == 0
+    assert run.attempt() == 1
+    assert processes_of(run) == []
+
+
+def test_a_second_flow_of_a_job_is_refused_and_creates_nothing(runs: Path) -> None:
+    first = Command(runs)
+    first.until("generation 1")
+    (run,) = all_runs(runs)
+    second = Command(runs)
+    assert second.finish() == 2
+    assert second.lines[-1].startswith(f"job 'waiting' is already running (run {run.run})")
+    assert [found.run for found in all_runs(runs)] == [run.run]
+    (run.path / "finish").touch()
+    assert first.finish() == 0
+    assert json.loads(run.report_file.read_text())["state"] == "succeeded"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch.nn.modules.loss as torch_losses
 from torchvision import transforms as torchvision_transforms
@@ -21,6 +21,10 @@ from elastic_core.trainer.classy.recording import RecordingDict
 from elastic_core.trainer.classy.task import elastic_class
 
 _Build = Callable[[Any], Any]
+
+_TOLERATED: Final = frozenset(("num_epochs", "num_classes", "use_augmentation"))
+"""Keys that parts need not ask for: Classy Vision hands the first to all schedules, and its own configs
+still hold the others, which once meant something (heads and transforms decide)."""
 
 
 @dataclass(slots=True)
@@ -143,8 +147,7 @@ def _build(parts: Parts, path: str, section: Any, build: _Build) -> None:
     except Exception as error:  # whatever a component raises over its config is a problem of the config
         parts.problems.append(f"{path}: {word(error)}{_hint(asked)}")
         return
-    asked.asked.add("num_epochs")  # ours, not the user's
-    parts.problems += asked.ignored(path)
+    parts.problems += asked.ignored(path, tolerated=_TOLERATED)
 
 
 def word(error: BaseException) -> str:

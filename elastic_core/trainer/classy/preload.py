@@ -12,15 +12,21 @@ from typing import Final
 import torch
 from torch.nn.functional import cross_entropy
 
-import elastic_core.trainer.classy.datasets
-import elastic_core.trainer.classy.trainee  # noqa: F401  # imported to be there after a fork
+import elastic_core.trainer.classy.worker  # noqa: F401  # to be there after a fork, with all it needs
 from elastic_core.trainer.classy.compat import OPTIMIZER_REGISTRY
+from elastic_core.trainer.classy.digits import load_digits
+from elastic_core.trainer.classy.seeds import random_state_kept
 
 _GPU_DEVICES: Final = ("/dev/nvidia0", "/dev/kfd")
 
 
 def use_once() -> None:
     """Run one step of a tiny model: first use loads kernels and modules, and each optimizer has its own."""
+    with random_state_kept():
+        _use_once()
+
+
+def _use_once() -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, padding=1),
         torch.nn.BatchNorm2d(4),
@@ -36,6 +42,7 @@ def use_once() -> None:
         torch.autograd.backward(cross_entropy(model(images), labels))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(where=0.0)
+    load_digits("test")
 
 
 if torch.get_num_threads() == 1 and not any(Path(device).exists() for device in _GPU_DEVICES):

@@ -70,12 +70,15 @@ class RecordingDict(dict[str, Any]):
             dict.__setitem__(copied, key, _copy(value, memo))
         return copied
 
-    def ignored(self, path: str) -> list[str]:
-        """Return a problem for every key that nobody asked for, here and within."""
+    def ignored(self, path: str, tolerated: frozenset[str] = frozenset()) -> list[str]:
+        """Return a problem for every key that nobody asked for, here and within.
+
+        Those in `tolerated` are none here.
+        """
         found = [
             unknown_key(path, key, self.asked | {"name"})
             for key in dict.keys(self)
-            if key not in self.asked and key != "name"
+            if key not in self.asked and key != "name" and key not in tolerated
         ]
         for key, value in dict.items(self):
             found += _ignored_within(value, at(path, key)) if key in self.asked else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -21,8 +22,11 @@ from elastic_core.trainer.classy.schedule import Schedule
 from elastic_core.trainer.classy.solo import SoloReducer
 from elastic_core.trainer.classy.trainee import ClassyTrainee
 
-_SAMPLES: Final = 8
+_SAMPLES: Final = 2
 """Enough to find what does not fit, few enough for a large model on one core."""
+
+_PATIENCE_S: Final = 8.0
+"""A model whose outputs took longer than this is not rehearsed further: a step takes three times as long."""
 
 
 def rehearse(recipe: Recipe, schedule: Schedule) -> list[str]:
@@ -52,9 +56,10 @@ def _rehearse(recipe: Recipe, size: int) -> Iterator[str]:
         replace(recipe, config=_small(recipe.config), global_batch=size, shards=1), cpus=1
     )
     trainee.prepare()
+    start = time.monotonic()
     unfit = list(_misfits(trainee, recipe.config))
     yield from unfit
-    if unfit:
+    if unfit or time.monotonic() - start > _PATIENCE_S:
         return
     trainee.run_dry()
     if recipe.config["dataset"].get("test") is not None:

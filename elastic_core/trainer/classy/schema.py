@@ -210,6 +210,12 @@ def _data(config: Mapping[str, Any], base: Path) -> Iterator[str]:
 
 def _data_section(section: Mapping[str, Any], path: str, base: Path) -> Iterator[str]:
     name = section.get("name")
+    if name in _VIDEO:
+        yield (
+            f"{at(path, 'name')}: {name!r} cannot be read: torchvision no longer decodes video; "
+            "use image_folder on extracted frames"
+        )
+        return
     if name is None:
         yield missing_key(path, "name", section)
     if "batchsize_per_replica" not in section:
@@ -217,11 +223,6 @@ def _data_section(section: Mapping[str, Any], path: str, base: Path) -> Iterator
     yield from _values(section, path, _DATA_VALUES)
     if "phases_per_epoch" in section:
         yield f"{at(path, 'phases_per_epoch')}: Classy Vision's data sets ignore it: remove it"
-    if name in _VIDEO:
-        yield (
-            f"{at(path, 'name')}: {name!r} cannot be read: torchvision no longer decodes video; "
-            "use image_folder on extracted frames"
-        )
     yield from _paths(section, path, base)
 
 

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import torch
 
 from elastic_core.trainer.classy.average import WeightAverage
@@ -34,7 +33,8 @@ from elastic_core.trainer.trainee import Reducer, StepReport
 
 EMA_HOOK: Final = "ema_model_weights"
 
-log = structlog.get_logger(__name__)
+_MOST_PROCESSES: Final = 4
+"""Loader processes that are started without being asked for."""
 
 
 class ClassyTrainee:
@@ -106,9 +106,15 @@ class ClassyTrainee:
         dataset = self.task.datasets.get(phase)
         if dataset is None:
             return None
-        workers = loader_workers(self.recipe.config["dataset"][phase], dataset, self._cpus)
-        log.info("data", phase=phase, samples=len(dataset), loader_processes=workers)
-        return SampleLoader(dataset, seed=self.recipe.seed, workers=workers)
+        return SampleLoader(dataset, seed=self.recipe.seed, workers=self.loader_processes(phase))
+
+    def loader_processes(self, phase: str) -> int:
+        """Return how many processes fetch samples: none for data in memory, unless the config says."""
+        section, dataset = self.recipe.config["dataset"][phase], self.task.datasets[phase]
+        if section.get("num_workers") is not None:
+            return int(section["num_workers"])
+        in_memory = getattr(dataset, "in_memory", False) or section["name"].startswith("synthetic")
+        return 0 if in_memory else max(1, min(_MOST_PROCESSES, self._cpus - 1))
 
     def _average(self) -> WeightAverage | None:
         for hook in self.recipe.config.get("hooks") or []:
@@ -297,14 +303,6 @@ class ClassyTrainee:
                 dataset=self.task.datasets["train"],
                 metrics={**self.figures, "steps": self._step},
             )
-
-
-def loader_workers(section: Mapping[str, Any], dataset: Any, cpus: int) -> int:
-    """Return how many loader processes a data set gets: none if it lies in memory, unless the config says."""
-    if section.get("num_workers") is not None:
-        return int(section["num_workers"])
-    in_memory = getattr(dataset, "in_memory", False) or section["name"].startswith("synthetic")
-    return 0 if in_memory else max(1, min(4, cpus - 1))
 
 
 def _device(local_rank: int) -> torch.device:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 
 from elastic_core.clock import SystemClock
@@ -29,6 +30,8 @@ from elastic_core.trainer.session import Session
 JOB: Final = "ELASTIC_JOB"
 """Environment variable: path of the job's file."""
 
+log = structlog.get_logger(__name__)
+
 
 class ElasticTrainer(ClassyTrainer):  # type: ignore[misc]  # Classy Vision has no types
     """Classy Vision's trainer on the elastic loop: trains a trainee as this node's agent orders."""
@@ -45,6 +48,9 @@ class ElasticTrainer(ClassyTrainer):  # type: ignore[misc]  # Classy Vision has 
         Raises:
             LinkLost: The agent is gone.
         """
+        for phase, dataset in trainee.task.datasets.items():
+            processes = trainee.loader_processes(phase)
+            log.info("data", phase=phase, samples=len(dataset), loader_processes=processes)
         settings = self._settings(trainee)
         with Session.connect(self._environment, clock=self._clock) as session:
             writer = self._writer(settings.run_dir)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from elastic_core.errors import RefusedInput
+from elastic_core.trainer.classy.recipe import Recipe
 from elastic_core.trainer.classy.solo import SoloReducer
 from elastic_core.trainer.classy.trainee import ClassyTrainee
 from tests.elastic_core.trainer.classy.conftest import (
@@ -377,3 +378,24 @@ def test_loader_processes_change_nothing_and_survive_a_change_of_the_world() -> 
         if size == 1:
             ranks[1].load_state_dict(ranks[0].state_dict())
     assert largest_difference(snapshot(ranks[0]), snapshot(alone)) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "in_memory", "cpus", "processes"),
+    [
+        (None, True, 8, 0),
+        (None, False, 8, 4),
+        (None, False, 2, 1),
+        (None, False, 1, 1),
+        (0, False, 8, 0),
+        (3, True, 8, 3),
+    ],
+)
+def test_loader_processes_follow_config_memory_and_cpus(
+    num_workers: int | None, in_memory: bool, cpus: int, processes: int
+) -> None:
+    config = small_config()
+    config["dataset"]["train"]["num_workers"] = num_workers
+    trainee = ClassyTrainee(Recipe(config=config, global_batch=32, shards=4, seed=0), cpus=cpus)
+    trainee.task.datasets["train"].in_memory = in_memory
+    assert trainee.loader_processes("train") == processes

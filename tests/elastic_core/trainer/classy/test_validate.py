@@ -166,7 +166,7 @@ MISTAKES = [
     Mistake(
         "model.heads",
         GONE,
-        "model.heads: the model's output has shape (8, 4, 16, 16), not (samples, classes)",
+        "model.heads: the model's output has shape (2, 4, 16, 16), not (samples, classes)",
     ),
     Mistake(
         "model.heads.0.num_classes",
@@ -174,7 +174,7 @@ MISTAKES = [
         "model: it has 4 outputs and there are labels up to 9: set num_classes to",
     ),
     Mistake("meters.accuracy.topk", [1, 11], "meters.accuracy.topk: asks for the best 11 of 10 classes"),
-    Mistake("loss.name", "BCELoss", "training a shard of 8 samples fails: "),
+    Mistake("loss.name", "BCELoss", "training a shard of 2 samples fails: "),
 ]
 
 

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from elastic_core.errors import RefusedInput
+from elastic_core.trainer.classy.compat import build_dataset
+from elastic_core.trainer.classy.image_folder import MANIFEST, read_manifest, split_of
+from elastic_core.trainer.classy.solo import SoloReducer
+from tests.elastic_core.trainer.classy.conftest import make_trainee, small_config
+
+
+def write_image(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((20, 24, 3), level, dtype=np.uint8)).save(path)
+
+
+def write_tree(root: Path, count: int = 6) -> Path:
+    """Write `count` images of each of two classes: dark cats, bright dogs."""
+    for number in range(count):
+        write_image(root / "cat" / f"{number}.png", number)
+        write_image(root / "dog" / f"{number}.png", 255 - number)
+    return root
+
+
+def section(root: Path, split: str, **changes: Any) -> dict[str, Any]:
+    shape = [{"name": "Resize", "size": [16, 16]}, {"name": "ToTensor"}]
+    return {
+        "name": "image_folder",
+        "root": str(root),
+        "split": split,
+        "batchsize_per_replica": 4,
+        "use_shuffle": split == "train",
+        "transforms": shape,
+        **changes,
+    }
+
+
+def test_labels_follow_sorted_class_names_and_hidden_entries_are_ignored(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 2)
+    write_tree(tmp_path / "test", 1)
+    (tmp_path / "train" / ".DS_Store").touch()
+    (tmp_path / "train" / "cat" / "._0.png").touch()
+    (tmp_path / "train" / "cat" / "notes.txt").touch()
+    dataset = build_dataset(section(tmp_path, "train"))
+    assert dataset.classes == ("cat", "dog")
+    assert [dataset[index]["target"] for index in range(len(dataset))] == [0, 0, 1, 1]
+    assert dataset[3]["input"].shape == (3, 16, 16)
+    assert dataset[3]["input"].mean().item() == pytest.approx(254 / 255)
+    assert len(build_dataset(section(tmp_path, "test"))) == 2
+
+
+def test_without_split_directories_a_fixed_part_is_held_out_whatever_is_added(tmp_path: Path) -> None:
+    write_tree(tmp_path, 100)
+    parts = {split: build_dataset(section(tmp_path, split, test_fraction=0.2)) for split in ("train", "test")}
+    assert len(parts["train"]) + len(parts["test"]) == 200
+    assert 20 < len(parts["test"]) < 60
+    held_out = {f"{name}/{number}.png" for name in ("cat", "dog") for number in range(100)}
+    held_out = {file for file in held_out if split_of(file, 0.2) == "test"}
+    assert len(held_out) == len(parts["test"])
+    write_image(tmp_path / "cat" / "new.png", 0)
+    assert sum(len(build_dataset(section(tmp_path, split, test_fraction=0.2))) for split in parts) == 201
+
+
+def test_the_listing_is_made_once_and_again_when_files_came_or_went(tmp_path: Path) -> None:
+    write_tree(tmp_path, 2)
+    first = read_manifest(tmp_path)
+    kept = json.loads((tmp_path / MANIFEST).read_text())
+    kept["files"][0] = "cat/marked.png"
+    (tmp_path / MANIFEST).write_text(json.dumps(kept))
+    assert read_manifest(tmp_path).files[0] == "cat/marked.png", "the kept one was not used"
+    (tmp_path / "cat" / "0.png").unlink()
+    assert read_manifest(tmp_path).files == first.files[1:]
+    (tmp_path / MANIFEST).write_text("{ damaged")
+    assert read_manifest(tmp_path).files == first.files[1:]
+
+
+def test_a_damaged_image_is_an_error_with_its_path_or_replaced_by_its_neighbour(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 2)
+    (tmp_path / "train" / "cat" / "1.png").write_bytes(b"\x89PNG broken")
+    strict = build_dataset(section(tmp_path, "train"))
+    with pytest.raises(
+        ValueError, match=r"image '.*/train/cat/1\.png' cannot be read .* \"on_bad_image\": \"skip\""
+    ):
+        strict[1]
+    lenient = build_dataset(section(tmp_path, "train", on_bad_image="skip"))
+    assert lenient[1]["target"] == 1
+    assert lenient[1]["input"].mean().item() == pytest.approx(1.0)
+
+
+def test_mistakes_of_a_tree_are_refused_with_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(RefusedInput, match="No such file"):
+        build_dataset(section(tmp_path / "none", "train"))
+    (tmp_path / "flat").mkdir()
+    write_image(tmp_path / "flat" / "0.png", 0)
+    with pytest.raises(
+        RefusedInput, match=r"holds no images in class directories; expected .*/flat/<class>/<image>"
+    ):
+        build_dataset(section(tmp_path / "flat", "train"))
+    write_image(tmp_path / "deep" / "cat" / "young" / "0.png", 0)
+    with pytest.raises(RefusedInput, match=r"deep/cat/young' is a directory within class 'cat'"):
+        build_dataset(section(tmp_path / "deep", "train"))
+    write_tree(tmp_path / "odd" / "train", 1)
+    write_image(tmp_path / "odd" / "test" / "bird" / "0.png", 0)
+    with pytest.raises(RefusedInput, match="has classes that train has not: bird"):
+        build_dataset(section(tmp_path / "odd", "test"))
+    with pytest.raises(RefusedInput, match="split is 'validation'"):
+        build_dataset(section(tmp_path / "odd", "validation"))
+
+
+def test_a_test_split_without_some_class_keeps_the_labels_of_train(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 1)
+    write_image(tmp_path / "test" / "dog" / "0.png", 255)
+    assert build_dataset(section(tmp_path, "test"))[0]["target"] == 1
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [{"name": "Resize", "size": [16, 16]}, {"name": "ToTensor"}],
+        [
+            {
+                "name": "apply_transform_to_key",
+                "key": "input",
+                "transforms": [{"name": "Resize", "size": [16, 16]}, {"name": "ToTensor"}],
+            }
+        ],
+        [
+            {
+                "name": "generic_image_transform",
+                "transforms": [{"name": "Resize", "size": [16, 16]}, {"name": "ToTensor"}],
+            }
+        ],
+    ],
+)
+def test_transforms_may_be_written_as_torchvision_or_as_classy_vision_does(
+    transforms: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write_tree(tmp_path / "train", 1)
+    sample = build_dataset(section(tmp_path, "train", transforms=transforms))[1]
+    assert sample["target"] == 1
+    assert sample["input"].shape == (3, 16, 16)
+
+
+def test_a_model_learns_from_a_tree(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 8)
+    write_tree(tmp_path / "test", 4)
+    config = small_config(
+        dataset={split: section(tmp_path, split, num_workers=0) for split in ("train", "test")}
+    )
+    trainee = make_trainee({**config, "num_epochs": 20}, global_batch=8)
+    while trainee.step < trainee.total_steps:
+        trainee.train_step(SoloReducer())
+    assert trainee.evaluate(SoloReducer())["test_accuracy"] == 1.0

@@ -14,6 +14,8 @@
     /elastic/{run}/history/{g}                 HistoryEntry, written with `current`
     /elastic/{run}/resumed/{g}                 Resumption, from the generation's rank 0
     /elastic/{run}/failures/{g}/{node_id}      Failure, bounded in size
+    /elastic/{run}/recall                      torchrun only: number of the round whose members are due
+    /elastic/{run}/rounds/{g}/                 torchrun only: what the agents of a round tell each other
 
 A run's prefix ends with "/", so that run `train` never sees keys of `train2`.
 Generation numbers are padded, so that keys sort as numbers do.
@@ -139,3 +141,17 @@ class RunKeys:
     def failure(self, number: int, node_id: NodeId) -> str:
         """One node's failure in one generation."""
         return f"{self.failures}{number:08d}/{node_id}"
+
+    @property
+    def recall(self) -> str:
+        """Which round's members shall come back."""
+        return f"{self.prefix}recall"
+
+    @property
+    def rounds(self) -> str:
+        """Prefix of all rounds' stores."""
+        return f"{self.prefix}rounds/"
+
+    def round_store(self, number: int) -> str:
+        """Prefix of one round's store."""
+        return f"{self.rounds}{number:08d}/"

@@ -395,7 +395,7 @@ class _Reader:
         if value in ("etcd", "etcd-v2"):
             self._notices.append(f"--rdzv-backend {value}: using etcd v3")
         elif value not in BACKENDS and not self._options.standalone:
-            self._refuse("--rdzv-backend", value, f"only etcd3 is there{nearest(value, BACKENDS)}")
+            self._refuse("--rdzv-backend", value, f"only etcd3 is there{nearest(value, BACKENDS[:1])}")
 
     def _note_meaningless(self) -> None:
         for flag in _MEANINGLESS:

@@ -52,6 +52,7 @@ class ProbeServer:
 
     def __init__(self) -> None:
         self.token = os.urandom(12).hex()
+        self._closing = False
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self._thread = threading.Thread(target=self._run, name="probe-server", daemon=True)
@@ -64,6 +65,7 @@ class ProbeServer:
 
     def close(self) -> None:
         """End the thread: it answers no more."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, though it reports an error
         self._thread.join()
@@ -75,7 +77,7 @@ class ProbeServer:
                 packet, sender = self._socket.recvfrom(_MAX_PACKET)
             except OSError:
                 return
-            if not packet:
+            if self._closing:
                 return
             asked = unpack(packet, _ASK)
             if asked is not None and hmac.compare_digest(asked[1].encode(), self.token.encode()):
@@ -91,6 +93,7 @@ class Prober:
         self._heard = heard
         self._asked: dict[bytes, NodeRecord] = {}
         self._lock = threading.Lock()
+        self._closing = False
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self._thread = threading.Thread(target=self._run, name="prober", daemon=True)
@@ -113,6 +116,7 @@ class Prober:
 
     def close(self) -> None:
         """End the thread."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -126,7 +130,7 @@ class Prober:
                 continue
             except OSError:
                 return
-            if not packet:
+            if self._closing:
                 return
             answered = unpack(packet, _ANSWER)
             if answered is None:

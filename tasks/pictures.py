@@ -7,14 +7,14 @@ tell apart (Okabe and Ito), each with the fact it shows as its title.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from elastic_core.events.ledger import COST, Spent
+from elastic_core.events.ledger import Spent
 from elastic_core.events.metrics import MetricLine, surviving
 from elastic_core.events.report import GenerationRow, RunReport
 from elastic_core.ids import NodeId, instance_of
@@ -35,6 +35,8 @@ GREY: Final = "#8C8C8C"
 _DPI: Final = 110
 _POINTS: Final = 2000
 """A curve has no more points than so many, whatever the training's length."""
+_MAX_INCH: Final = 12.0
+"""Height of the rows of all nodes; more of them get thinner ones."""
 _LABELS: Final = 14
 """More generations than so many are drawn without their numbers."""
 
@@ -51,7 +53,9 @@ def draw_all(report: RunReport, lines: Sequence[MetricLine], directory: Path) ->
         "timeline.png": lambda path: draw_timeline(
             report.generations, path, begin=report.started_at, end=report.started_at + report.wall_s
         ),
-        "ledger.png": lambda path: draw_ledger(report.ledger, path),
+        "ledger.png": lambda path: draw_ledger(
+            report.ledger, path, cost_s=sum(row.cost_s for row in report.generations)
+        ),
     }
     drawn = []
     for name, draw in drawings.items():
@@ -102,7 +106,7 @@ def _draw_accuracy(loss: Axes, tested: Sequence[MetricLine]) -> None:
     accuracy: Any = loss.twinx()
     steps = [line.step for line in tested]
     values = [100 * line.figures["test_accuracy"] for line in tested]
-    accuracy.plot(steps, values, color=VERMILION, marker="o", markersize=4, linewidth=1.2)
+    accuracy.plot(steps, values, color=VERMILION, marker="o", markersize=4, linewidth=1.2, clip_on=False)
     accuracy.set_ylabel("test accuracy in %", color=VERMILION)
     accuracy.set_ylim(0, 102)
     accuracy.spines["top"].set_visible(False)
@@ -149,10 +153,9 @@ def draw_timeline(generations: Sequence[GenerationRow], path: Path, *, begin: fl
     if not generations:
         return False
     nodes = _nodes(generations)
-    figure = _figure(9, 2.2 + 0.36 * len(nodes))
-    gantt, strip = figure.subplots(
-        2, 1, sharex=True, gridspec_kw={"height_ratios": [max(1.0, 0.36 * len(nodes)), 0.6], "hspace": 0.12}
-    )
+    rows_inch = min(max(1.0, 0.36 * len(nodes)), _MAX_INCH)
+    figure = _figure(9, 2.2 + rows_inch)
+    gantt, strip = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [rows_inch, 0.7]})
     ends = [row.published_at for row in generations[1:]] + [end]
     for row, until in zip(generations, ends, strict=True):
         _draw_generation(gantt, row, (row.published_at - begin, until - begin), nodes)
@@ -160,11 +163,12 @@ def draw_timeline(generations: Sequence[GenerationRow], path: Path, *, begin: fl
         _draw_faults(gantt, before, row, row.published_at - begin, nodes)
     if len(generations) <= _LABELS:
         _label_generations(gantt, generations, ends, begin)
-    gantt.set_yticks(range(len(nodes)), nodes)
+    gantt.set_yticks(range(len(nodes)), nodes, fontsize=min(9.0, 72 * rows_inch / len(nodes)))
     gantt.set_ylim(len(nodes) - 0.4, -0.6)
     gantt.tick_params(axis="x", length=0)
     _draw_world(strip, generations, begin, end)
-    _legend(gantt)
+    if len(generations) > 1:
+        _legend(figure, gantt)
     _title(gantt, _timeline_fact(generations, end - begin), pad=20)
     return _save(figure, path)
 
@@ -211,13 +215,17 @@ def _label_generations(
 ) -> None:
     """Write each generation's number above its bars, unless it is too narrow for it."""
     whole = ends[-1] - begin
+    above: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
+    gantt.annotate("generation", (0.0, 1.0), xycoords="axes fraction", xytext=(-5, 3), ha="right", **above)
     for row, until in zip(generations, ends, strict=True):
         if until - row.published_at >= 0.02 * whole:
             middle = (row.published_at + until) / 2 - begin
-            gantt.annotate(
-                str(row.number), (middle, 1.0), xycoords=("data", "axes fraction"),
-                xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8, color="#555555",
-            )  # fmt: skip
+            place: dict[str, Any] = {
+                "xy": (middle, 1.0),
+                "xycoords": ("data", "axes fraction"),
+                "xytext": (0, 3),
+            }
+            gantt.annotate(str(row.number), ha="center", **place, **above)
 
 
 def _draw_world(strip: Axes, generations: Sequence[GenerationRow], begin: float, end: float) -> None:
@@ -230,10 +238,13 @@ def _draw_world(strip: Axes, generations: Sequence[GenerationRow], begin: float,
     strip.set_ylabel("workers", rotation=0, ha="right", va="center")
     strip.set_xlabel("seconds since the run started")
     strip.set_xlim(0, max(end - begin, 1e-3))
+    _open(strip)
 
 
-def _legend(gantt: Axes) -> None:
+def _legend(figure: Figure, gantt: Axes) -> None:
+    """Explain the marks on the line of the title, whatever the picture's height is."""
     from matplotlib.lines import Line2D
+    from matplotlib.transforms import offset_copy
 
     kinds = (("lost or failed", "X", VERMILION), ("left on purpose", "s", ORANGE), ("joined", "^", GREEN))
     handles = [
@@ -241,7 +252,8 @@ def _legend(gantt: Axes) -> None:
         for name, shape, colour in kinds
     ]
     gantt.legend(
-        handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.1), ncols=3, frameon=False, fontsize=8,
+        handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=8,
+        bbox_transform=offset_copy(gantt.transAxes, figure, y=18, units="points"),
         borderaxespad=0, handletextpad=0.2, columnspacing=1.0,
     )  # fmt: skip
 
@@ -272,8 +284,14 @@ _COLOURS: Final = {
 }
 
 
-def draw_ledger(seconds: dict[Spent, float], path: Path) -> bool:
-    """Draw a bar for each class of the ledger that took time; False if none did."""
+def draw_ledger(seconds: Mapping[Spent, float], path: Path, *, cost_s: float) -> bool:
+    """Draw a bar for each class of the ledger that took time; False if none did.
+
+    Args:
+        seconds: By class.
+        path: Of the picture.
+        cost_s: What changes of the nodes cost, for the title.
+    """
     rows = [(spent, took) for spent, took in seconds.items() if took > 0]
     whole = sum(took for _, took in rows)
     if not rows:
@@ -296,9 +314,8 @@ def draw_ledger(seconds: dict[Spent, float], path: Path) -> bool:
     bars.set_xlim(0, max(took for _, took in rows) * 1.22)
     bars.set_xlabel("seconds")
     bars.tick_params(axis="y", length=0)
-    cost = sum(took for spent, took in rows if spent in COST)
     trained = 100 * seconds.get(Spent.TRAIN, 0.0) / whole
-    _title(bars, f"{trained:.0f} % of {whole:.1f} s were new steps; changes of the nodes cost {cost:.1f} s")
+    _title(bars, f"{trained:.0f} % of {whole:.1f} s were new steps; changes of the nodes cost {cost_s:.1f} s")
     return _save(figure, path)
 
 
@@ -317,6 +334,11 @@ def _figure(width: float, height: float) -> Figure:
 
 def _title(axes: Axes, fact: str, pad: float = 8) -> None:
     axes.set_title(fact[:1].upper() + fact[1:], loc="left", fontsize=11, fontweight="bold", pad=pad)
+    _open(axes)
+
+
+def _open(axes: Axes) -> None:
+    """Leave the frame open above and on the right."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 

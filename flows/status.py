@@ -16,8 +16,8 @@ from elastic_core.model.membership import Stop
 from elastic_core.model.node import NodeRecord
 from elastic_core.store.keys import RunKeys
 from flows.live import figures
-from tasks.agents import provider_of
-from tasks.etcd import EtcdProcess, connected
+from tasks.agents import etcd_of, provider_of
+from tasks.etcd import connected
 from tasks.runs import RunDirectory, all_runs, find_run, is_driven
 from tasks.watch import Observation, observe
 
@@ -56,7 +56,7 @@ def request_stop(run: str, root: Path) -> None:
         RefusedInput: It does not run.
     """
     directory = find_run(root, run)
-    etcd = EtcdProcess(directory)
+    etcd = etcd_of(directory.job().pool, directory)
     record = etcd.record()
     if record is None or not etcd.is_running():
         raise RefusedInput([f"run {directory.run} does not run: {_state(directory, root)}"])
@@ -67,7 +67,7 @@ def request_stop(run: str, root: Path) -> None:
 
 def _seen(directory: RunDirectory) -> Observation:
     """Return what the run's store says, nothing if it does not answer."""
-    etcd = EtcdProcess(directory)
+    etcd = etcd_of(directory.job().pool, directory)
     record = etcd.record()
     if record is None or not etcd.is_running():
         return Observation()

@@ -9,6 +9,7 @@ from typing import Final
 from elastic_core.cluster.provider import LaunchRequest, NodeProvider
 from elastic_core.errors import RefusedInput
 from elastic_core.model.job import AwsPool, ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
+from tasks.etcd import EtcdProcess, EtcdService
 from tasks.runs import RunDirectory
 
 GRACE_S: Final = 1.5
@@ -21,7 +22,7 @@ class Attempt:
 
     Attributes:
         number: Counts the launches of the run; first part of the fence token.
-        endpoint: The store's `host:port`.
+        endpoint: The store's `host:port`, as nodes reach it.
     """
 
     job: JobSpec
@@ -57,10 +58,15 @@ class Attempt:
         )
 
 
-def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path) -> NodeProvider:
+def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: bool = False) -> NodeProvider:
     """Return where the nodes of a pool come from.
 
     A provider's library is imported only where its pool is used.
+
+    Args:
+        pool: Where the job trains.
+        runs: Directory of all runs' directories.
+        drives: Whether the caller drives the run: it alone copies what nodes say into the run's directory.
 
     Raises:
         RefusedInput: The pool cannot be driven by this flow yet.
@@ -70,8 +76,23 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path) -> NodeProvi
             from tasks.providers.local import LocalProvider
 
             return LocalProvider(runs, grace_s=GRACE_S)
+        case DockerPool():
+            from tasks.providers.docker import DockerProvider
+
+            return DockerProvider(runs, pool, grace_s=GRACE_S, follow_logs=drives)
         case _:
             raise RefusedInput([f"pool.kind: the flow does not drive {pool.kind!r} yet; use 'local'"])
+
+
+def etcd_of(pool: LocalPool | DockerPool | AwsPool, directory: RunDirectory) -> EtcdService:
+    """Return where the etcd of a run comes from, so that the pool's nodes can reach it."""
+    match pool:
+        case DockerPool():
+            from tasks.providers.docker_etcd import EtcdContainer
+
+            return EtcdContainer(directory, pool)
+        case _:
+            return EtcdProcess(directory)
 
 
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from elastic_core.errors import ElasticError
 from elastic_core.model.codec import decode, encode
@@ -26,6 +27,53 @@ class NoEtcd(ElasticError):
     """The run's etcd is not there."""
 
 
+class RunningEtcd(Protocol):
+    """The etcd of one attempt."""
+
+    @property
+    def attempt(self) -> int:
+        """Which launch of the run it serves."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where the flow reaches it, as `host:port`; the same after a restart."""
+        ...
+
+    @property
+    def node_endpoint(self) -> str:
+        """Where nodes reach it."""
+        ...
+
+
+class EtcdService(Protocol):
+    """Where a run's etcd comes from; every method may be repeated, by another process too."""
+
+    def record(self) -> RunningEtcd | None:
+        """Return the newest attempt's server, whether it runs or not; None if none was started."""
+        ...
+
+    def is_running(self) -> bool:
+        """Return whether the recorded server runs."""
+        ...
+
+    def start(self, attempt: int) -> RunningEtcd:
+        """Start an empty server for a new attempt; whatever ran for an earlier one is ended."""
+        ...
+
+    def ensure(self) -> RunningEtcd:
+        """Return the recorded server, started again with its data and its address if it died.
+
+        Raises:
+            NoEtcd: None was ever started.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End the run's servers; their data stay."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdRecord:
     """The etcd of one attempt.
@@ -38,9 +86,14 @@ class EtcdRecord:
     endpoint: str
     process: ProcessIdentity
 
+    @property
+    def node_endpoint(self) -> str:
+        """Where nodes reach it: they are on this machine."""
+        return self.endpoint
+
 
 class EtcdProcess:
-    """Starts, adopts and ends the etcd of a run."""
+    """Starts, adopts and ends the etcd of a run (`EtcdService`)."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory

@@ -12,8 +12,8 @@ from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Outcome
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import Store
-from tasks.agents import Attempt, provider_of
-from tasks.etcd import EtcdProcess, connected
+from tasks.agents import Attempt, etcd_of, provider_of
+from tasks.etcd import NoEtcd, RunningEtcd, connected
 from tasks.runs import RunDirectory
 from tasks.watch import observe
 
@@ -27,8 +27,8 @@ class Cluster:
         self.keys = RunKeys(directory.run)
         self._job = job
         self._directory = directory
-        self._provider = provider_of(job.pool, directory.path.parent)
-        self._etcd = EtcdProcess(directory)
+        self._provider = provider_of(job.pool, directory.path.parent, drives=True)
+        self._etcd = etcd_of(job.pool, directory)
         self._attempt: Attempt | None = None
 
     @property
@@ -52,7 +52,7 @@ class Cluster:
         leftover = self.alive()
         self._provider.teardown(self._directory.run)
         number = self._directory.begin_attempt(self._job, now=time.time())
-        self._attempt = self._describe(number, self._etcd.start(number).endpoint)
+        self._attempt = self._describe(self._etcd.start(number))
         ended = f" after ending {len(leftover)} nodes of an earlier one" if leftover else ""
         return f"attempt {number} of run {self._directory.run} begins{ended}"
 
@@ -86,7 +86,10 @@ class Cluster:
     @contextmanager
     def connected(self) -> Iterator[Store]:
         """Connect to the run's store."""
-        with connected(self.attempt.endpoint) as store:
+        record = self._etcd.record()
+        if record is None:
+            raise NoEtcd("find_or_start comes first")
+        with connected(record.endpoint) as store:
             yield store
 
     def tear_down(self) -> None:
@@ -107,7 +110,9 @@ class Cluster:
         with connected(record.endpoint) as store:
             closed = observe(store, self.keys).closed
         goes_on = nodes_run if closed is None else closed.outcome is Outcome.SUCCEEDED
-        return self._describe(number, record.endpoint) if goes_on else None
+        return self._describe(record) if goes_on else None
 
-    def _describe(self, number: int, endpoint: str) -> Attempt:
-        return Attempt(job=self._job, directory=self._directory, number=number, endpoint=endpoint)
+    def _describe(self, etcd: RunningEtcd) -> Attempt:
+        return Attempt(
+            job=self._job, directory=self._directory, number=etcd.attempt, endpoint=etcd.node_endpoint
+        )

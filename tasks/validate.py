@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from elastic_core.errors import ElasticError, RefusedInput
-from elastic_core.model.job import ClassyTraining, JobSpec, ScriptTraining
+from elastic_core.model.job import ClassyTraining, DirectoryMount, DockerPool, JobSpec, ScriptTraining
 from tasks.agents import provider_of
 from tasks.runs import RUNS
 
@@ -43,7 +43,7 @@ def resolve(job: JobSpec) -> JobSpec:
             if not Path(script).is_file():
                 raise RefusedInput([f"training.script: {script!r} is not a file; give the path of a script"])
             absolute = job.training.model_copy(update={"script": str(Path(script).absolute())})
-            return job.model_copy(update={"training": absolute})
+            return _with_script(job.model_copy(update={"training": absolute}), Path(script).absolute().parent)
         case _:
             return job
 
@@ -59,7 +59,7 @@ def check(job: JobSpec, home: Path) -> None:
         RefusedInput: All mistakes, one line each.
         ValidationFailed: The check broke or took longer than two minutes.
     """
-    provider_of(job.pool, RUNS)
+    _check_pool(job)
     if not isinstance(job.training, ClassyTraining):
         return
     passed = home / "validated" / _fingerprint(job)
@@ -68,6 +68,27 @@ def check(job: JobSpec, home: Path) -> None:
     _check_by_building(job)
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
+
+
+def _check_pool(job: JobSpec) -> None:
+    match job.pool:
+        case DockerPool() as pool:
+            from tasks.providers.docker_check import check_pool
+
+            check_pool(pool, job.checkpoint)
+        case _:
+            provider_of(job.pool, RUNS)
+
+
+def _with_script(job: JobSpec, directory: Path) -> JobSpec:
+    """Return the job with the script's directory seen by its nodes at the same path."""
+    pool = job.pool
+    if not isinstance(pool, DockerPool) or any(
+        directory.is_relative_to(mount.target) for mount in pool.mounts
+    ):
+        return job
+    mount = DirectoryMount(source=str(directory), target=str(directory))
+    return job.model_copy(update={"pool": pool.model_copy(update={"mounts": (*pool.mounts, mount)})})
 
 
 def _read_config(path: Path) -> object:

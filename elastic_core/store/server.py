@@ -105,7 +105,7 @@ class EtcdServer:
         self._make_directory()
         host, port = self._options.host, self._port
         for _ in range(1 if self._port else _PORT_ATTEMPTS):
-            port = self._port or _free_port(host)
+            port = self._port or free_port(host)
             if _is_free(host, port) and self._start_on(port, binary):
                 return
         self._refuse(f"port {port} on {host} is in use: choose another, or 0 for a free one")
@@ -186,44 +186,24 @@ class EtcdServer:
         options = self._options
         scheme = "https" if options.tls else "http"
         clients = f"{scheme}://{Endpoint(options.host, port)}"
-        peers = f"http://127.0.0.1:{_free_port('127.0.0.1', beside=port)}"
+        peers = f"http://127.0.0.1:{free_port('127.0.0.1', beside=port)}"
         yield from ("--name", "elastic", "--data-dir", str(self._directory.absolute() / "data"))
         yield from ("--listen-client-urls", clients, "--advertise-client-urls", clients)
         yield from ("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers)
         yield from ("--initial-cluster", f"elastic={peers}")
-        yield from ("--auto-compaction-mode", "periodic", "--auto-compaction-retention", options.compaction)
-        yield from ("--quota-backend-bytes", str(options.quota_bytes), "--log-level", "warn")
-        # a single member has no rival to wait for: a restart is ready in half the time of the defaults
-        heartbeat, election = ("10", "100") if options.fast_election else ("50", "500")
-        yield from ("--heartbeat-interval", heartbeat, "--election-timeout", election)
+        yield from upkeep_flags(options)
         if options.tls:
             yield from ("--cert-file", str(options.tls.cert), "--key-file", str(options.tls.key))
             yield from ("--client-cert-auth", "--trusted-ca-file", str(options.tls.ca))
 
     def _await_health(self, process: subprocess.Popen[bytes], port: int) -> None:
         deadline = time.monotonic() + self._options.start_timeout_s
-        while not self._is_healthy(port):
+        while not is_healthy(Endpoint(self._options.host, port), self._options.tls):
             if (code := process.poll()) is not None:
                 self._explain_exit(code)
             if time.monotonic() > deadline:
                 self._refuse(f"did not answer within {self._options.start_timeout_s:g} s: see {self.log}")
             time.sleep(_POLL_S)
-
-    def _is_healthy(self, port: int) -> bool:
-        options = self._options
-        connection: http.client.HTTPConnection
-        if options.tls:
-            context = _client_context(options.tls)
-            connection = http.client.HTTPSConnection(options.host, port, timeout=1.0, context=context)
-        else:
-            connection = http.client.HTTPConnection(options.host, port, timeout=1.0)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", "/health")
-                answer = json.loads(connection.getresponse().read())
-            except (OSError, http.client.HTTPException, ValueError):
-                return False
-        return isinstance(answer, dict) and answer.get("health") == "true"
 
     def _explain_exit(self, code: int) -> None:
         words = _last_words(self.log.read_text(errors="replace"))
@@ -262,6 +242,38 @@ def find_etcd(binary: Path | None = None) -> Path:
     )
 
 
+def upkeep_flags(options: EtcdOptions) -> Iterator[str]:
+    """Return the flags by which a server of one member keeps its history short and starts fast."""
+    yield from ("--auto-compaction-mode", "periodic", "--auto-compaction-retention", options.compaction)
+    yield from ("--quota-backend-bytes", str(options.quota_bytes), "--log-level", "warn")
+    # a single member has no rival to wait for: a restart is ready in half the time of the defaults
+    heartbeat, election = ("10", "100") if options.fast_election else ("50", "500")
+    yield from ("--heartbeat-interval", heartbeat, "--election-timeout", election)
+
+
+def is_healthy(endpoint: Endpoint, tls: TlsFiles | None = None) -> bool:
+    """Return whether an etcd server answers there and can write."""
+    connection: http.client.HTTPConnection
+    if tls:
+        context = _client_context(tls)
+        connection = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=1.0, context=context)
+    else:
+        connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=1.0)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", "/health")
+            answer = json.loads(connection.getresponse().read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+    return isinstance(answer, dict) and answer.get("health") == "true"
+
+
+def free_port(host: str, *, beside: int = 0) -> int:
+    """Return a port at random that nobody listens on now, of a range where nobody takes one by chance."""
+    candidates = random.sample(_PORTS, len(_PORTS))
+    return next(port for port in candidates if port != beside and _is_free(host, port))
+
+
 def _last_words(log: str) -> str:
     """Return what the last line of etcd's log says; it is JSON, unless etcd could not even log."""
     last = next((line for line in reversed(log.splitlines()) if line.strip()), "")
@@ -282,11 +294,6 @@ def _is_script(path: Path) -> bool:
     """Whether it is a wrapper such as the wheel's, which costs an interpreter before etcd starts."""
     with path.open("rb") as file:
         return file.read(2) == b"#!"
-
-
-def _free_port(host: str, *, beside: int = 0) -> int:
-    candidates = random.sample(_PORTS, len(_PORTS))
-    return next(port for port in candidates if port != beside and _is_free(host, port))
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -2,22 +2,17 @@
 
 Truth lives with the engine: labels name run, node and token, and a name is made
 once. Containers are kept until teardown, so that their exit causes can be read;
-what became of them is then kept beside the run's other records. Restarts are the
-rendezvous's business, so the engine's policy is `no`.
+what became of them is then kept beside the run's other records.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+from docker.errors import APIError
+from docker.types import DeviceRequest, Mount
 
 from elastic_core.cluster.provider import (
     Instance,
@@ -26,20 +21,22 @@ from elastic_core.cluster.provider import (
     LaunchRequest,
     LaunchResult,
 )
-from elastic_core.errors import InvalidRequest, ProviderError, ProviderUnavailable
+from elastic_core.errors import InvalidRequest, ProviderError
 from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import DockerPool
+from tasks.providers import docker_engine as engine
+from tasks.providers.docker_engine import NODE_LABEL, ROLE_LABEL, RUN_LABEL, TOKEN_LABEL, named
+from tasks.providers.docker_logs import LogFollowers
 
-RUN_LABEL: Final = "elastic.run"
-NODE_LABEL: Final = "elastic.node"
-TOKEN_LABEL: Final = "elastic.token"  # noqa: S105 (a label)
-ROLE_LABEL: Final = "elastic.role"
+NODE: Final = "node"
+"""Role of a container that is a node."""
 
-USER: Final = 1000
-"""Uid and gid inside the container where the flow itself runs as root."""
+HOME: Final[Mapping[str, str]] = {"HOME": "/tmp", "USER": "elastic"}  # noqa: S108 (the container's own)
+"""The flow's uid may have no name and no home in the image; libraries cache where they can write."""
 
-_CONFLICT: Final = 409
+LAST_LINES_S: Final = 5.0
+
 _STATES: Final[Mapping[str, InstanceState]] = {
     "created": InstanceState.PENDING,
     "restarting": InstanceState.PENDING,
@@ -51,15 +48,6 @@ _STATES: Final[Mapping[str, InstanceState]] = {
 }
 
 
-class SurvivingContainers(ProviderError):
-    """Some containers could not be removed; everything else was."""
-
-    def __init__(self, survivors: Mapping[str, str]) -> None:
-        self.survivors = dict(survivors)
-        told = "; ".join(f"{name}: {why}" for name, why in sorted(survivors.items()))
-        super().__init__(f"{len(survivors)} container(s) could not be removed: {told}")
-
-
 class DockerProvider:
     """Nodes as containers (`elastic_core.cluster.provider.NodeProvider`).
 
@@ -68,50 +56,53 @@ class DockerProvider:
             mounted at the same path in its containers.
         pool: Image, sizes and mounts.
         grace_s: Time between SIGTERM and SIGKILL of a container's agent.
+        follow_logs: Whether to copy what nodes say into the run's directory: one process only.
         client: The engine; by default the one of the environment (`DOCKER_HOST`).
     """
 
     def __init__(
-        self, runs: Path, pool: DockerPool, *, grace_s: float = 35.0, client: Any | None = None
+        self,
+        runs: Path,
+        pool: DockerPool,
+        *,
+        grace_s: float = 35.0,
+        follow_logs: bool = False,
+        client: Any | None = None,
     ) -> None:
         self._runs = runs.absolute()
         self._pool = pool
         self._grace_s = grace_s
-        self._client = client if client is not None else connect()
+        self._client = client if client is not None else engine.connect()
+        self._logs = LogFollowers() if follow_logs else None
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """Start containers; those that the token made before are returned as they are."""
-        with _named():
-            self._require_image()
-            network = self.ensure_network(request.run)
+        with named():
+            engine.require_image(self._client, self._pool.image)
+            network = engine.network_of(self._client, request.run)
             known = self._containers(request.run)
             mine = [c for c in known if c.labels.get(TOKEN_LABEL) == request.token]
-            ended = [node for node in self._kept(request.run) if node[0] == request.token]
-            highest = max(
-                [_number(c.labels[NODE_LABEL]) for c in known]
-                + [_number(instance.name) for _, instance in self._kept(request.run)],
-                default=0,
-            )
-            missing = request.count - len(mine) - len(ended)
-            names = [f"node-{number}" for number in range(highest + 1, highest + 1 + missing)]
-            mine.extend([self._create(request, name, network) for name in names])
+            kept = self._kept(request.run)
+            ended = [instance for token, instance in kept if token == request.token]
             for container in mine:
-                container.reload()
-                if container.status == "created":  # our starter died between create and start
-                    container.start()
-                    container.reload()
-            launched = [*(node for _, node in ended), *(self._instance(c) for c in mine)]
-            return LaunchResult(launched=tuple(sorted(launched, key=lambda node: _number(node.name))))
+                self._start(container)  # its starter may have died between create and start
+            numbers = [_number(c.labels[NODE_LABEL]) for c in known]
+            numbers += [_number(instance.name) for _, instance in kept]
+            missing = request.count - len(mine) - len(ended)
+            first = max(numbers, default=0) + 1
+            made, reason = self._make(request, range(first, first + missing), network)
+        launched = sorted((*ended, *map(self._instance, (*mine, *made))), key=lambda node: _number(node.name))
+        return LaunchResult(launched=tuple(launched), shortfall=missing - len(made), reason=reason)
 
     def terminate(self, run: RunId, names: Collection[str]) -> None:
         """Stop containers all at once: SIGTERM, then SIGKILL after the grace."""
-        with _named():
+        with named():
             chosen = [c for c in self._containers(run) if c.labels.get(NODE_LABEL) in names]
-            _each(chosen, self._stop)
+            engine.each(chosen, self._stop)
 
     def list_nodes(self, run: RunId) -> Sequence[Instance]:
         """Return all nodes that were ever launched for a run, by age."""
-        with _named():
+        with named():
             nodes = {instance.name: instance for _, instance in self._kept(run)}
             nodes.update({c.labels[NODE_LABEL]: self._instance(c) for c in self._containers(run)})
             return sorted(nodes.values(), key=lambda node: _number(node.name))
@@ -126,48 +117,53 @@ class DockerProvider:
         Raises:
             SurvivingContainers: Some could not be removed; the others were.
         """
-        with _named():
-            containers = self._containers(run, role=None)
-            failed = _each(containers, self._stop)
-            for container in containers:
-                if NODE_LABEL in container.labels and container.name not in failed:
-                    container.reload()
+        with named():
+            containers = engine.containers_of(self._client, run)
+            nodes = [container for container in containers if NODE_LABEL in container.labels]
+            failed = engine.each(nodes, self._stop)
+            if self._logs:
+                self._logs.finish(LAST_LINES_S)
+                self._logs = LogFollowers()
+            for container in nodes:
+                if container.name not in failed:
                     self._keep(run, container)
-            failed |= _each(containers, _remove)
+            failed |= engine.each(containers, engine.remove)
             if failed:
-                raise SurvivingContainers(failed)
-            for network in self._client.networks.list(filters={"label": f"{RUN_LABEL}={run}"}):
-                network.remove()
+                raise engine.SurvivingContainers(failed)
+            engine.remove_networks(self._client, run)
+
+    def kill(self, run: RunId, name: str) -> None:
+        """End everything of a node at once and without a word, as a power cut would: for demonstrations."""
+        with named():
+            for container in self._containers(run):
+                if container.labels[NODE_LABEL] == name:
+                    container.kill()
 
     # ---- making --------------------------------------------------------------------------------
 
-    def ensure_network(self, run: RunId) -> str:
-        """Return the name of the run's private network, made if there is none."""
-        name = f"elastic-{run}"
-        if not self._client.networks.list(names=[f"^{name}$"]):
-            self._client.networks.create(name, driver="bridge", labels={RUN_LABEL: run})
-        return name
+    def _make(self, request: LaunchRequest, numbers: range, network: str) -> tuple[list[Any], str]:
+        """Start new nodes; return those that came to be, and why the others did not.
 
-    def _require_image(self) -> None:
-        try:
-            self._client.images.get(self._pool.image)
-        except ImageNotFound:
-            self._pull()
-
-    def _pull(self) -> None:
-        try:
-            self._client.images.pull(self._pool.image)
-        except (APIError, ImageNotFound) as error:
-            raise InvalidRequest(
-                f"pool.image: {self._pool.image!r} is not on {self._engine()} and could not be pulled "
-                f"({error.explanation or error}): build it with `make image`, or name one that exists"
-            ) from error
-
-    def _engine(self) -> str:
-        return os.environ.get("DOCKER_HOST", "this machine's engine")
+        Raises:
+            ProviderError: None did.
+        """
+        made: list[Any] = []
+        for number in numbers:
+            try:
+                with named():
+                    container = self._create(request, f"node-{number}", network)
+                    self._start(container)
+            except ProviderError as error:
+                if not made:
+                    raise
+                return made, str(error)
+            made.append(container)
+        return made, ""
 
     def _create(self, request: LaunchRequest, node: str, network: str) -> Any:
         name = f"elastic-{request.run}-{node}"
+        directory = self._runs / request.run
+        self._log(request.run, node).parent.mkdir(parents=True, exist_ok=True)
         try:
             return self._client.containers.create(
                 self._pool.image,
@@ -175,19 +171,20 @@ class DockerProvider:
                 name=name,
                 hostname=node,
                 network=network,
-                environment=dict(request.environment),
+                environment={**HOME, **request.environment},
                 labels={
                     RUN_LABEL: request.run,
                     NODE_LABEL: node,
                     TOKEN_LABEL: request.token,
-                    ROLE_LABEL: "node",
+                    ROLE_LABEL: NODE,
                 },
+                **engine.confined(),
                 **self._limits(),
-                mounts=self._mounts(request.run),
-                user=self._user(request.run),
+                mounts=[engine.same_path(directory), *self._given_mounts()],
+                user=engine.user_for(directory),
             )
         except APIError as error:
-            if error.status_code != _CONFLICT:
+            if error.status_code != engine.CONFLICT:
                 raise
             # The reply of an earlier create was lost, or a stranger has the name.
             container = self._client.containers.get(name)
@@ -197,20 +194,20 @@ class DockerProvider:
                 f"container {name} exists and is not ours: remove it, or give the run another name"
             ) from error
 
+    def _start(self, container: Any) -> None:
+        """Start a container that was only made; one that cannot is removed, else it would be awaited."""
+        container.reload()
+        if container.status == "created":
+            try:
+                container.start()
+            except APIError:
+                engine.remove(container)
+                raise
+            container.reload()
+
     def _limits(self) -> dict[str, Any]:
         pool = self._pool
-        limits: dict[str, Any] = {
-            "init": True,  # process 1 reaps orphans and passes SIGTERM on
-            "restart_policy": {"Name": "no"},
-            "read_only": True,
-            "tmpfs": {"/tmp": "rw,exec,mode=1777"},  # noqa: S108 (the container's own)
-            "shm_size": int(pool.shm_gib * 2**30),
-            "log_config": LogConfig(type="json-file", config={"max-size": "10m", "max-file": "3"}),
-            "ulimits": [Ulimit(name="core", soft=0, hard=0)],
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-            "stop_signal": "SIGTERM",
-        }
+        limits: dict[str, Any] = {"shm_size": int(pool.shm_gib * 2**30)}
         if pool.memory_gib:
             limits["mem_limit"] = limits["memswap_limit"] = int(pool.memory_gib * 2**30)
         if pool.cpus:
@@ -219,79 +216,60 @@ class DockerProvider:
             limits["device_requests"] = [DeviceRequest(count=pool.gpus, capabilities=[["gpu"]])]
         return limits
 
-    def _mounts(self, run: RunId) -> list[Mount]:
-        directory = str(self._runs / run)
-        given = [
+    def _given_mounts(self) -> list[Mount]:
+        return [
             Mount(mount.target, str(Path(mount.source).absolute()), type="bind", read_only=mount.read_only)
             for mount in self._pool.mounts
         ]
-        return [Mount(directory, directory, type="bind"), *given]
 
-    def _user(self, run: RunId) -> str:
-        """Return who the agent runs as: never root, and able to write the run's directory."""
-        directory = self._runs / run
-        directory.mkdir(parents=True, exist_ok=True)
-        if os.getuid() != 0:
-            return f"{os.getuid()}:{os.getgid()}"
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, USER, USER, follow_symlinks=False)
-        return f"{USER}:{USER}"
+    def _stop(self, container: Any) -> None:
+        engine.stop(container, self._grace_s)
 
     # ---- looking -------------------------------------------------------------------------------
 
-    def _containers(self, run: RunId, role: str | None = "node") -> list[Any]:
-        labels = [f"{RUN_LABEL}={run}", *([f"{ROLE_LABEL}={role}"] if role else [])]
-        return list(self._client.containers.list(all=True, filters={"label": labels}, ignore_removed=True))
+    def _containers(self, run: RunId) -> list[Any]:
+        containers = engine.containers_of(self._client, run, NODE)
+        for container in containers if self._logs else ():
+            self._follow(run, container)
+        return containers
+
+    def _follow(self, run: RunId, container: Any) -> None:
+        if self._logs:
+            self._logs.follow(container, self._log(run, container.labels[NODE_LABEL]))
+
+    def _log(self, run: str, node: str) -> Path:
+        return self._runs / run / "logs" / node / "agent.log"
 
     def _instance(self, container: Any) -> Instance:
         state = container.attrs["State"]
         kind = _STATES.get(state["Status"], InstanceState.PENDING)
         networks = container.attrs["NetworkSettings"]["Networks"].values()
         ended = kind is InstanceState.ENDED
+        node = container.labels[NODE_LABEL]
         return Instance(
-            name=container.labels[NODE_LABEL],
+            name=node,
             state=kind,
             address=next((network["IPAddress"] for network in networks if network["IPAddress"]), ""),
             exit_code=state["ExitCode"] if ended else None,
             detail=_detail(state, container.attrs["HostConfig"]["Memory"]) if ended else "",
-            log=f"docker logs {container.name}",
+            log=str(self._log(container.labels[RUN_LABEL], node)),
         )
 
     def _kept(self, run: RunId) -> list[tuple[str, Instance]]:
         """Return token and node of every container that was removed."""
-        directory = self._runs / run / "nodes"
         return [
             (path.name.split(".", 1)[1].removesuffix(".json"), decode(Instance, path.read_bytes()))
-            for path in directory.glob("node-*.*.json")
+            for path in (self._runs / run / "containers").glob("node-*.*.json")
         ]
 
     def _keep(self, run: RunId, container: Any) -> None:
-        directory = self._runs / run / "nodes"
-        directory.mkdir(parents=True, exist_ok=True)
+        container.reload()
         instance = self._instance(container)
-        path = directory / f"{instance.name}.{container.labels[TOKEN_LABEL]}.json"
-        path.write_bytes(encode(instance))
-
-    def _stop(self, container: Any) -> None:
-        if container.status in ("running", "paused", "restarting"):
-            container.stop(timeout=int(self._grace_s))
-
-
-def connect() -> Any:
-    """Return a client of the environment's engine.
-
-    Raises:
-        ProviderUnavailable: No engine answers; the message says how to start one.
-    """
-    try:
-        client = docker.from_env()
-        client.ping()
-    except DockerException as error:
-        host = os.environ.get("DOCKER_HOST", "the local socket")
-        raise ProviderUnavailable(
-            f"no Docker engine answers at {host}: start one (`systemctl start docker`) or set DOCKER_HOST"
-        ) from error
-    return client
+        path = self._runs / run / "containers" / f"{instance.name}.{container.labels[TOKEN_LABEL]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(encode(instance))
+        draft.replace(path)
 
 
 def _detail(state: Mapping[str, Any], memory: int) -> str:
@@ -306,41 +284,3 @@ def _detail(state: Mapping[str, Any], memory: int) -> str:
 
 def _number(node: str) -> int:
     return int(node.removeprefix("node-"))
-
-
-def _remove(container: Any) -> None:
-    try:
-        container.remove(force=True, v=True)
-    except NotFound:
-        return
-
-
-def _each(containers: Sequence[Any], act: Any) -> dict[str, str]:
-    """Do one thing to all containers at once; return the name and reason of each that refused."""
-
-    def attempt(container: Any) -> tuple[str, str] | None:
-        try:
-            act(container)
-        except NotFound:
-            return None
-        except DockerException as error:
-            return str(container.name), str(getattr(error, "explanation", None) or error)
-        return None
-
-    if not containers:
-        return {}
-    with ThreadPoolExecutor(max_workers=min(32, len(containers))) as pool:
-        return dict(failure for failure in pool.map(attempt, containers) if failure)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Turn the engine's errors into those that say what to do."""
-    try:
-        yield
-    except APIError as error:
-        if error.is_server_error():
-            raise ProviderUnavailable(f"the Docker engine failed: {error.explanation}") from error
-        raise InvalidRequest(f"the Docker engine refused: {error.explanation}") from error
-    except DockerException as error:
-        raise ProviderUnavailable(f"the Docker engine does not answer: {error}") from error

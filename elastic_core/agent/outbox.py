@@ -159,9 +159,9 @@ class Outbox:
             return None
 
     def _pop(self) -> _Item | None:
-        """Return what is to be written next: in order, but never a record that a newer one replaces."""
-        progress_due = self._clock.monotonic() >= self._progress_at + PROGRESS_S
-        if self._progress is not None and (progress_due or any(isinstance(i, _Value) for i in self._items)):
+        """Return what is next: in order, progress at its time or before a result, no outdated record."""
+        is_due = self._clock.monotonic() >= self._progress_at + PROGRESS_S
+        if self._progress is not None and (isinstance(self._items[0], _Value) if self._items else is_due):
             item, self._progress = self._progress, None
             self._progress_at = self._clock.monotonic()
             return item

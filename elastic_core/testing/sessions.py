@@ -15,9 +15,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar
 
 from elastic_core.channel import AGENT_SOCKET, WORKER_LAUNCH, LineBuffer, to_line
 from elastic_core.ids import NodeId
@@ -90,7 +90,7 @@ class ToyNode:
         job: ToyJob,
         policy: CheckpointPolicy,
         acts: Sequence[Act],
-        attempt: int,
+        variables: Mapping[str, str],
     ) -> None:
         self.name = NodeId(name)
         self.heard: list[WorkerMessage] = []
@@ -107,8 +107,8 @@ class ToyNode:
             "LOCAL_RANK": "0",
             "ELASTIC_NODE_ID": name,
             "ELASTIC_RUN_DIR": str(run_dir),
-            "ELASTIC_ATTEMPT": str(attempt),
             "TOY_LOG": str(self.log),
+            **variables,
         }
         self._process = FORKS.Process(target=run, args=(environment, job, policy, tuple(acts)), daemon=True)
         self._process.start()
@@ -200,13 +200,19 @@ class Sessions:
     """A run of toy nodes, and the generations that they are told of."""
 
     def __init__(
-        self, run_dir: Path, job: ToyJob, *, policy: CheckpointPolicy | None = None, attempt: int = 1
+        self,
+        run_dir: Path,
+        job: ToyJob,
+        *,
+        policy: CheckpointPolicy | None = None,
+        attempt: int = 1,
+        resume: Literal["auto", "require", "never"] = "auto",
     ) -> None:
         self.run_dir = run_dir
         self.job = job
         self.checkpoints = run_dir / "checkpoints"
         self._policy = (policy or CheckpointPolicy()).model_copy(update={"directory": str(self.checkpoints)})
-        self._attempt = attempt
+        self._variables = {"ELASTIC_ATTEMPT": str(attempt), "TOY_RESUME": resume}
         self._number = 0
         self._gates = 0
         self._members: tuple[ToyNode, ...] = ()
@@ -227,7 +233,7 @@ class Sessions:
             job=self.job,
             policy=self._policy,
             acts=acts,
-            attempt=self._attempt,
+            variables=self._variables,
         )
         self._nodes.append(node)
         node.wait_for(WorkerReady)

@@ -62,7 +62,9 @@ def run(environment: Mapping[str, str], job: ToyJob, policy: CheckpointPolicy, a
             act.perform()
 
     clock = SystemClock()
-    settings = LoopSettings.from_environment(environment, checkpoint=policy)
+    settings = LoopSettings.from_environment(
+        environment, checkpoint=policy, resume=environment.get("TOY_RESUME", "auto")
+    )
     directory = CheckpointDirectory(Path(policy.directory), keep=policy.keep)
     with Session.connect(environment, clock=clock) as session:
         end = train(

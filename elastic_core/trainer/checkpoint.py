@@ -136,8 +136,8 @@ class CheckpointDirectory:
         """
         self._set_strangers_aside()
         for name in self._names():
-            manifest = _parse(name)
-            if manifest.step <= above or manifest.attempt < attempt:
+            of_attempt, _, step = _order(name)
+            if step <= above or of_attempt < attempt:
                 return None
             try:
                 return self._read(self.path / name)
@@ -345,15 +345,10 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _parse(name: str) -> Manifest:
-    match = _NAME.match(name)
-    assert match is not None
-    return Manifest(step=int(match[1]), attempt=int(match[2]), generation=int(match[3]))
-
-
 def _order(name: str) -> tuple[int, int, int]:
-    manifest = _parse(name)
-    return manifest.attempt, manifest.generation, manifest.step
+    """Return attempt, generation and step of a checkpoint's name."""
+    step, attempt, generation = map(int, re.findall(r"\d+", name))
+    return attempt, generation, step
 
 
 def _listing(directory: Path) -> list[str]:

@@ -230,16 +230,15 @@ class Group:
             raise ValueError(f"rank {self.rank} gave shards {list(shards)}: it has {list(numbers)}")
         example = shards[numbers[0]]
         gathered = [torch.empty_like(example) for _ in range(self.world_size)]
-        wishes, result = self._wishes_tensor(), None
+        wishes, result = self._wishes_tensor(), torch.empty_like(example)
         with self._collective():
             if self.world_size > 1:
                 dist.all_reduce(wishes)
             for start in range(0, total, self.world_size):
                 own = shards.get(start + self.rank, example)  # in the last round some have none
                 self._gather(gathered, own.contiguous())
-                for shard in gathered[: total - start]:
-                    result = shard.clone() if result is None else result.add_(shard)
-        assert result is not None
+                for number, shard in enumerate(gathered[: total - start], start):
+                    result = result.add_(shard) if number else result.copy_(shard)
         self._agree(wishes)
         return result
 

@@ -132,7 +132,7 @@ class ElasticLoop:
         self._has_state = False
         self._source = _Source.FRESH
         self._manifest = Manifest(step=0, attempt=settings.attempt, generation=0, config=settings.config)
-        self._is_writer = False
+        self._may_write = False
         self._saved_step = -1
         self._saved_at = clock.monotonic()
         self._held_up_s = 0.0
@@ -182,10 +182,11 @@ class ElasticLoop:
     # ---- the beginning of a generation -------------------------------------------------------
 
     def _begin(self, group: Group) -> None:
-        self._is_writer = self._writer is not None and group.rank == 0
+        self._may_write = group.rank == 0
         self._manifest = replace(self._manifest, generation=group.seat.generation)
-        if self._is_writer:
-            self._claim(group)
+        if self._writer is not None and self._may_write:
+            token = Token(self._settings.attempt, group.seat.generation)
+            self._writer.claim(token, f"{self._settings.node_id}-{self._settings.local_rank}")
         self._synchronise(group)
         step = self._trainee.step
         self._worlds.append([group.seat.generation, self._settings.attempt, group.world_size, step])
@@ -201,11 +202,6 @@ class ElasticLoop:
             step=step,
             source=self._source.name.lower(),
         )
-
-    def _claim(self, group: Group) -> None:
-        assert self._writer is not None
-        token = Token(self._settings.attempt, group.seat.generation)
-        self._writer.claim(token, f"{self._settings.node_id}-{self._settings.local_rank}")
 
     def _synchronise(self, group: Group) -> None:
         """Bring all ranks to the newest state that any of them, or the checkpoints, have."""
@@ -288,8 +284,8 @@ class ElasticLoop:
         if group.rank == 0:
             self._tell_step(group, report, speed)
         self._times.last_step = self._clock.wall()
-        if self._is_writer and not group.agreed and self._checkpoint_due():
-            self._save()
+        if self._writer is not None and group.rank == 0 and not group.agreed and self._checkpoint_due():
+            self._save(self._writer)
 
     def _tell_step(self, group: Group, report: StepReport, speed: float) -> None:
         metrics = {**report.metrics, "images_per_s": speed}
@@ -369,16 +365,15 @@ class ElasticLoop:
             return self._trainee.step % policy.every_steps == 0
         return self._clock.monotonic() - self._saved_at >= policy.every_seconds
 
-    def _save(self) -> None:
+    def _save(self, writer: CheckpointWriter) -> None:
         """Begin a checkpoint behind the training."""
-        assert self._writer is not None
         start = self._saved_at = self._clock.monotonic()
-        self._writer.begin(self._state(), self._manifest_now())
+        writer.begin(self._state(), self._manifest_now())
         self._held_up_s += self._clock.monotonic() - start
 
     def _save_durably(self) -> bool:
         """Write a checkpoint of the finished steps and wait for it; return whether it is there."""
-        if not self._is_writer or not self._has_state or self._writer is None:
+        if self._writer is None or not self._may_write or not self._has_state:
             return False
         if self._saved_step != self._trainee.step and self._writer.save(
             self._state(), self._manifest_now(), timeout_s=_SAVE_S

@@ -159,19 +159,20 @@ class Session:
                     raise self._lost
                 if self._stop is not None:
                     return None
-                if self._release is None:
-                    assert self._order is not None
-                    self._entered = self._planned_until = self._order.number
-                    return self._order
-                self._confirmed = self._release.generation
+                if (order := self._due_order()) is not None:
+                    self._entered = self._planned_until = order.number
+                    return order
+                self._confirmed = self._newest()
             self._link.send(GenerationLeft(generation=self._entered, step=step, saved=False))
 
     def _has_news(self) -> bool:
-        if self._lost is not None or self._stop is not None:
+        if self._lost is not None or self._stop is not None or self._due_order() is not None:
             return True
-        if self._release is not None:
-            return self._release.generation > self._confirmed
-        return self._order is not None and self._order.number > self._entered
+        return self._release is not None and self._release.generation > self._confirmed
+
+    def _due_order(self) -> Order | None:
+        is_due = self._order is not None and self._order.number > self._entered and self._release is None
+        return self._order if is_due else None
 
     def enter(self, order: Order, *, backend: Backend, timeout_s: float) -> Group:
         """Form the group of a generation; an order that overtakes it breaks that off.

@@ -25,12 +25,13 @@ class Audit:
         return self.ids == {epoch: Counter(range(samples)) for epoch in range(epochs)}
 
 
+def read_lines(run_dir: Path, node: str = "*") -> list[dict[str, Any]]:
+    paths = (run_dir / "samples").glob(f"{node}-0.jsonl")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
 def read_audit(run_dir: Path) -> Audit:
-    lines = [
-        json.loads(line)
-        for path in (run_dir / "samples").glob("*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
+    lines = read_lines(run_dir)
     commits: dict[int, set[tuple[int, int]]] = {}
     for line in lines:
         if "c" in line:

@@ -414,5 +414,5 @@ def test_training_stands_still_for_a_copy_only(writer: CheckpointWriter, held: t
     state = {"w": [torch.ones(500_000) for _ in range(10)]}
     writer.reserve(state)
     writer.begin(state, manifest_at(1))
-    assert writer.stall_s < 0.2  # 20 MB: 2 ms on an idle machine
+    assert 0 < writer.stall_s < 1  # 20 MB: 2 ms on an idle machine; the write itself is held
     assert not list(writer.directory.path.glob("step-*"))

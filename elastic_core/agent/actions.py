@@ -86,6 +86,16 @@ def restart_server(_memory: AgentMemory, event: ForkServerDied, _now: float) -> 
     return [Say(text=f"{event.reason}; starting another"), WarmForkServer()]
 
 
+def lose_readiness(memory: AgentMemory, event: ForkServerDied, now: float) -> Commands:
+    """A node must not be waited for while it cannot start workers."""
+    return [*restart_server(memory, event, now), *stop_being_ready(memory, event, now)]
+
+
+def stop_being_ready(memory: AgentMemory, _event: object, _now: float) -> Commands:
+    """Say that workers cannot start here now."""
+    return [WriteStatus(status=memory.status(NodePhase.WARMING))]
+
+
 def give_up_server(memory: AgentMemory, event: ForkServerDied, now: float) -> Commands:
     """A fork server that cannot become warm will not become so by repetition."""
     return _leave(memory, ExitCode.FAILED, f"workers cannot be started here: {event.reason}", now)

@@ -146,10 +146,9 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
     parser.add_argument("--standalone", action="store_true", help="one node, with an etcd of its own")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module: python -m")
     add.flag("--no-python", "the program is no Python script")
-    for flag in _MEANINGLESS:
-        add(flag, None, argparse.SUPPRESS, short=_SHORT.get(flag, ()))
+    add.ignored(_MEANINGLESS)
     parser.add_argument("program", help="script, module or program")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments, passed on byte for byte")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments, byte for byte")
     return parser
 
 
@@ -174,6 +173,11 @@ class _Adder:
         self._parser.add_argument(
             *short, *_spellings(flag), dest=name, default=value, metavar=metavar, help=text
         )
+
+    def ignored(self, flags: Sequence[str]) -> None:
+        """Add options that are accepted, and not shown."""
+        for flag in flags:
+            self(flag, None, argparse.SUPPRESS, short=_SHORT.get(flag, ()))
 
     def flag(self, flag: str, text: str) -> None:
         """Add an option without a value."""

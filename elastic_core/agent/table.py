@@ -103,6 +103,11 @@ def is_set_up(memory: AgentMemory, _event: object, _now: float) -> bool:
     return memory.is_set_up
 
 
+def is_not_set_up(memory: AgentMemory, _event: object, _now: float) -> bool:
+    """Workers cannot start now."""
+    return not memory.is_set_up
+
+
 def is_enlisted(memory: AgentMemory, _event: object, _now: float) -> bool:
     """The newest generation counts on this node."""
     return memory.is_enlisted
@@ -196,6 +201,9 @@ _SET_UP: Final = (
     _row(S.REGISTERING, Registered, S.WARMING, do.nothing, "the record stands"),
     _row(S.REGISTERING, WorkerEnded, S.LEAVING, do.give_up, "set-up fails for good", guard=is_beyond_repair),
     _row(S.REGISTERING, WorkerEnded, S.REGISTERING, do.retry_set_up, "set-up failed"),
+    _row(
+        S.WARMING, ForkServerReady, S.TRAINING, do.enter, "a generation waits", guard=is_enlisted_and_set_up
+    ),
     _row(S.WARMING, ForkServerReady, S.STANDBY, do.get_ready, "workers can start", guard=is_set_up),
     _row(S.WARMING, ForkServerReady, S.WARMING, do.nothing, "workers start to set up"),
     _row(S.WARMING, WorkerReady, S.TRAINING, do.enter, "a generation waits", guard=is_enlisted_and_set_up),
@@ -221,6 +229,10 @@ _GENERATIONS: Final = (
     _row(
         S.TRAINING, GenerationPublished, S.STOPPING, do.stop_for_newer, "workers of one generation end",
         guard=is_newer,
+    ),
+    _row(
+        S.STOPPING, WorkersStopped, S.WARMING, do.stop_being_ready, "there is no fork server now",
+        guard=is_not_set_up,
     ),
     _row(S.STOPPING, WorkersStopped, S.TRAINING, do.enter, "the newest counts on it", guard=is_enlisted),
     _row(S.STOPPING, WorkersStopped, S.STANDBY, do.nothing, "there is none for it (yet)"),
@@ -320,9 +332,10 @@ _ENDINGS: Final = (
 )  # fmt: skip
 
 _ANY: Final = (
+    _row(S.STANDBY, ForkServerDied, S.WARMING, do.lose_readiness, "it worked before"),
     *(
         row
-        for state in (S.REGISTERING, S.WARMING, S.STANDBY, S.TRAINING, S.STOPPING)
+        for state in (S.REGISTERING, S.WARMING, S.TRAINING, S.STOPPING)
         for row in (
             _row(state, ForkServerDied, S.LEAVING, do.give_up_server, "it cannot warm", guard=is_unable),
             _row(state, ForkServerDied, state, do.restart_server, "it worked before"),

@@ -185,10 +185,21 @@ def test_an_idle_worker_that_raises_beside_a_running_generation_ends_the_node() 
 
 @scene
 def test_a_fork_server_that_worked_is_replaced() -> None:
-    for state in (torchrun(), torchrun(published(1)), torchrun(published(1), published(2))):
+    for state in (torchrun(published(1)), torchrun(published(1), published(2))):
         before = state.state
         assert state.tell(DIED).acts == [WarmForkServer()]
         assert state.state is before
+
+
+@scene
+def test_a_node_without_a_fork_server_is_not_ready_until_there_is_another() -> None:
+    standby = torchrun().tell(DIED)
+    assert standby.acts == [WarmForkServer(), WriteStatus(status=NodeStatus(phase=NodePhase.WARMING))]
+    assert standby.tell(published(1)).state is AgentState.WARMING
+    assert standby.tell(ForkServerReady()).acts[-2] == StartWorkers(part=published(1))
+    stopping = torchrun(published(1), ended(-9)).tell(DIED, WorkersStopped())
+    assert statuses(stopping)[-1].phase is NodePhase.WARMING
+    assert stopping.tell(ForkServerReady()).state is AgentState.STANDBY
 
 
 @scene
@@ -198,7 +209,7 @@ def test_a_fork_server_that_never_became_warm_ends_the_node() -> None:
         code=1, reason="workers cannot be started here: the fork server was killed by signal 9"
     )
     assert Scene("torchrun").after([AgentStarted()]).tell(DIED).state is AgentState.LEAVING
-    for state in (torchrun(), torchrun(published(1)), torchrun(published(1), published(2))):
+    for state in (torchrun(published(1)), torchrun(published(1), published(2))):
         assert state.tell(DIED, DIED).state is AgentState.LEAVING
 
 

@@ -252,17 +252,7 @@ def let_members_enter(situation: Situation, now: float) -> Decision | None:
 
 def form_generation(situation: Situation, now: float) -> Decision | None:
     """Publish what is due: all reasons to wait are past."""
-    if not situation.is_change_due:
-        return None
-    chosen = choose_members(situation.members, situation.ready, situation.joined, limit=situation.limit)
-    entry = _entry(situation, chosen, now)
-    number = entry.generation.number
-    command = PublishGeneration(
-        entry=entry,
-        assignments=assignments_of(number, entry.members),
-        based_on=situation.current_revision,
-    )
-    return Decision(reason=f"generation {number} is being written", commands=(command,))
+    return _publish(situation, now) if situation.is_change_due else None
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -374,6 +364,18 @@ def _stalled(situation: Situation) -> int:
     if entry is None or not is_known or situation.reached > entry.step:
         return 0
     return entry.stalled + 1
+
+
+def _publish(situation: Situation, now: float) -> Decision:
+    chosen = choose_members(situation.members, situation.ready, situation.joined, limit=situation.limit)
+    entry = _entry(situation, chosen, now)
+    number = entry.generation.number
+    command = PublishGeneration(
+        entry=entry,
+        assignments=assignments_of(number, entry.members),
+        based_on=situation.current_revision,
+    )
+    return Decision(reason=f"generation {number} is being written", commands=(command,))
 
 
 def _cause(situation: Situation, chosen: tuple[NodeId, ...]) -> tuple[Cause, str]:

@@ -205,14 +205,14 @@ class Simulator:
         for node in list(self.store.nodes.values()):
             self.after(10 * self.timing.leave, partial(self._follow_stop, node))
 
-    def finish(self) -> None:
-        """The members that trained reach the end of the job, one shortly after the other."""
+    def finish(self, pause: float = 0.01) -> None:
+        """The members that train reach the end of the job, one after the other."""
         number = self.number
         if any(node_id not in self._entered or self.is_down(node_id) for node_id in self.members):
             return
         for delay, node_id in enumerate(self.members):
             node = self.nodes[node_id]
-            self.after(0.01 * delay, partial(self._succeed, node, number))
+            self.after(pause * delay, partial(self._succeed, node, number))
 
     # ---- nodes -------------------------------------------------------------------------------
 

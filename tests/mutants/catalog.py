@@ -287,7 +287,9 @@ def finishing_runs_take_newcomers() -> tuple[object, str, Any]:
     good = rules.let_the_rest_finish
 
     def finish(known: Situation, now: float) -> Decision | None:
-        return rules.form_generation(known, now) if known.has_newcomers else good(known, now)
+        if known.standing.done and known.has_newcomers and len(known.ready) >= known.policy.min_nodes:
+            return rules._publish(known, now)
+        return good(known, now)
 
     return _with_rule(good, finish)
 

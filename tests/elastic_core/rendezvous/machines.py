@@ -232,11 +232,14 @@ class Faults(RunMachine):
     def forget_coordinator(self) -> None:
         self.sim.host.forget()
 
-    @fault(chance=st.integers(0, 9))
-    def finish(self, chance: int) -> None:
+    @fault(chance=st.integers(0, 4), pause=st.sampled_from([0.01, 0.5, 3.0]), newcomers=st.integers(0, 1))
+    def finish(self, chance: int, pause: float, newcomers: int) -> None:
+        """The job ends, now and then while a node that will not be needed sets itself up."""
         if chance == 0 and self.sim.members:
             self.was_finished = True
-            self.sim.finish()
+            for _ in range(newcomers):
+                self.sim.add_node()
+            self.sim.finish(pause)
 
     @fault(chance=st.integers(0, 9))
     def stop(self, chance: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from elastic_core.errors import ElasticError
 from elastic_core.model.job import JobSpec
@@ -14,6 +15,7 @@ from elastic_core.model.membership import Outcome
 from flows.audience import RunEnd, listening
 from flows.live import LiveView, make_view
 from tasks import prefect_server
+from tasks import report as reports
 from tasks.runs import RUNS
 
 
@@ -68,6 +70,9 @@ def run_flow(
 def tell_end(end: RunEnd, url: str) -> None:
     """Print how a run ended, how to go on, and where the report is: always the last line."""
     typer.echo(f"{end.outcome}: {end.reason}")
+    report = reports.read(end.report.parent)
+    if report is not None:
+        reports.render(report, Console(highlight=False))
     if end.outcome is Outcome.PREEMPTED:
         typer.echo("the same command goes on where it stopped")
     typer.echo(f"Prefect UI: {url}")

@@ -144,6 +144,7 @@ class Supervision:
 
     def wait_left(self) -> Observation:
         """Give the agents of a closed run time to end by themselves; return the last view."""
+        self._cluster.note_end()
         deadline = time.monotonic() + LEAVE_DEADLINE_S
         observation = self._look(fresh=True)
         while self._alive() and not self._hurried and (left := deadline - time.monotonic()) > 0:

@@ -121,7 +121,7 @@ def _draw_changes(loss: Axes, train: Sequence[MetricLine]) -> int:
     ]
     for line in changes:
         loss.axvline(line.step, color=GREY, linestyle="--", linewidth=0.9, zorder=0)
-    if len(changes) <= _LABELS:
+    if 0 < len(changes) <= _LABELS:
         for line in [train[0], *changes]:
             loss.annotate(
                 f"{line.world_size} w",

@@ -92,9 +92,13 @@ class Cluster:
         with connected(record.endpoint) as store:
             yield store
 
+    def note_end(self) -> None:
+        """Note that the run is over: from now on its nodes and etcd are only ended."""
+        self._directory.mark("teardown_at", now=time.time())
+
     def tear_down(self) -> None:
         """End all nodes, then etcd."""
-        self._directory.mark("teardown_at", now=time.time())
+        self.note_end()
         self._provider.teardown(self._directory.run)
         self._etcd.stop()
 

@@ -137,7 +137,7 @@ def render(report: RunReport, console: Console) -> None:
     """
 
     def say(line: str, style: str = "") -> None:
-        console.print(Text(line, style=style))
+        console.print(Text(line, style=style), soft_wrap=True)
 
     say(f"run {report.run} (job {report.job}, attempt {report.attempt}): {report.state}")
     say(f"  {report.reason}")

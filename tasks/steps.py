@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import shlex
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Closed
+from tasks import report as reports
 from tasks import runs, validate
 from tasks.prefect_server import HOME
 from tasks.provision import Cluster
@@ -47,6 +49,7 @@ def tear_down(cluster: Cluster) -> None:
 @task(name="collect-report", cache_policy=NO_CACHE)
 def collect_report(directory: RunDirectory, closed: Closed, seen: Observation) -> None:
     """Write the run's report and pictures."""
-    report = {"run": directory.run, "attempt": directory.attempt(), "state": closed.outcome}
-    report |= {"exit_code": closed.exit_code, "reason": closed.reason, "generations": len(seen.history)}
-    directory.report_file.write_text(json.dumps(report, indent=2))
+    job, root = str(directory.job_file), str(directory.path.parent)
+    again = shlex.join(["elastic-train", "train", job, "--run-id", directory.run, "--runs", root])
+    now = time.time()
+    reports.write(reports.collect(directory, closed, seen, now=now, resumable_with=again), directory.path)

@@ -7,20 +7,32 @@ import pytest
 
 from elastic_core.cluster.provider import InstanceState, LaunchRequest, NodeProvider
 from elastic_core.ids import RunId
+from elastic_core.model.job import DockerPool
 from elastic_core.testing.fake_provider import FakeProvider
+from tasks.providers.docker import DockerProvider
 from tasks.providers.local import LocalProvider
 
 RUN = RunId("digits-1")
 OTHER = RunId("digits-2")
 
 
-@pytest.fixture(params=["fake", "local"])
+DOCKER = pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])
+
+
+def made_of(kind: str, request: pytest.FixtureRequest, runs: Path) -> NodeProvider:
+    match kind:
+        case "local":
+            return LocalProvider(runs, agent="tests.tasks.providers.stub_agent")
+        case "docker":
+            pool = DockerPool(image=request.getfixturevalue("stub_image"), shm_gib=0.0625)
+            return DockerProvider(runs, pool, grace_s=1)
+        case _:
+            return FakeProvider()
+
+
+@pytest.fixture(params=["fake", "local", DOCKER])
 def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodeProvider]:
-    made: NodeProvider = (
-        FakeProvider()
-        if request.param == "fake"
-        else LocalProvider(tmp_path, agent="tests.tasks.providers.stub_agent")
-    )
+    made = made_of(request.param, request, tmp_path)
     yield made
     made.teardown(RUN)
     made.teardown(OTHER)

@@ -10,13 +10,10 @@ from __future__ import annotations
 import os
 import queue
 import random
-import shutil
 import signal
 import string
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -25,6 +22,7 @@ import structlog
 from elastic_core.agent.address import PortReservation, interface_of
 from elastic_core.agent.coordination import CoordinatorDriver
 from elastic_core.agent.core import AgentCore
+from elastic_core.agent.directory import PrivateDirectory
 from elastic_core.agent.environment import WorkerSettings, base_environment, worker_environment
 from elastic_core.agent.events import (
     AgentCommand,
@@ -59,6 +57,7 @@ from elastic_core.agent.events import (
     WriteResumption,
     WriteStatus,
 )
+from elastic_core.agent.health import leave_record
 from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.outbox import Outbox
 from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion
@@ -116,7 +115,8 @@ class AgentDriver:
         self._wake_at: float | None = None
         self._exit: Exit | None = None
         self._signals = 0
-        self._directory = Path(tempfile.mkdtemp(prefix="elastic-agent-"))
+        self._private = PrivateDirectory()
+        self._directory = self._private.path
         self._workers = self._worker_settings()
         self._group = self._worker_group()
         self._port = PortReservation()
@@ -236,7 +236,9 @@ class AgentDriver:
             case Register(status=status, renew=renew):
                 if renew:
                     self._node_id = make_node_id(self._settings.name, _incarnation())
-                self._outbox.register(self._record(status))
+                record = self._record(status)
+                leave_record(self._directory, record)
+                self._outbox.register(record)
             case WriteStatus(status=status):
                 self._outbox.write(self._record(status))
             case ReportFailure(failure=failure, status=status):
@@ -364,7 +366,7 @@ class AgentDriver:
         self._outbox.close(revoke=True)
         self._probes.close()
         self._port.release()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._private.remove()
 
 
 def policy_of(settings: AgentSettings) -> AgentPolicy:

@@ -172,6 +172,23 @@ def test_a_killed_agent_leaves_no_process_and_no_port_behind(run: ScriptRun) -> 
         probe.bind(("", port))
 
 
+def test_what_a_killed_agent_left_on_disk_is_swept_by_the_next(run: ScriptRun) -> None:
+    temporary = run.shared / "tmp"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    program = ("--nnodes=1", "--no-python", "sleep", "1000")
+    killed = run.start("a", *program, environment=environment)
+    run.wait_entered(1)
+    killed.kill()
+    assert len(list(temporary.iterdir())) == 1
+    living = run.start("b", *program, environment=environment)
+    run.wait_entered(2)
+    assert len(list(temporary.iterdir())) == 1
+    living.signal(signal.SIGTERM)
+    assert living.wait(15) == 75
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_second_signal_ends_a_node_whose_program_ignores_the_first(run: ScriptRun) -> None:
     script = "trap '' TERM; touch $0; while true; do sleep 0.1; done"
     agent = run.node("a", "--no-python", "bash", "-c", script, str(run.shared / "trapped"), nodes="1")

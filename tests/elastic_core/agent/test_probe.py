@@ -3,9 +3,11 @@ from __future__ import annotations
 import queue
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from elastic_core.agent.health import is_healthy, leave_record
 from elastic_core.agent.probe import Prober, ProbeServer, RingWatch, SilenceMeter, Suspicion, pack
 from elastic_core.clock import SystemClock
 from elastic_core.ids import LeaseId, NodeId
@@ -94,6 +96,17 @@ def test_an_answer_is_never_longer_than_its_question(server: ProbeServer) -> Non
         stranger.settimeout(5)
         stranger.sendto(question, ("127.0.0.1", server.port))
         assert len(stranger.recv(1000)) == len(question)
+
+
+def test_a_container_is_healthy_as_long_as_its_agent_answers(tmp_path: Path) -> None:
+    directory = tmp_path / "elastic-agent-x"
+    directory.mkdir()
+    assert not is_healthy(tmp_path)
+    living = ProbeServer()
+    leave_record(directory, record_of(living.port, living.token))
+    assert is_healthy(tmp_path)
+    living.close()
+    assert not is_healthy(tmp_path, patience_s=0.2)
 
 
 # ---- the ring --------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from elastic_core.agent.address import address_towards
 from elastic_core.agent.arguments import parse_arguments
+from elastic_core.agent.directory import PrivateDirectory
 from elastic_core.agent.driver import AgentDriver
 from elastic_core.agent.logs import LogContext, set_up_logs
 from elastic_core.agent.report import closed_before, failures_of_the_end, last_words
@@ -76,11 +75,12 @@ def _endpoint_of(settings: AgentSettings) -> Iterator[str]:
     if not settings.standalone:
         yield settings.endpoint
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="elastic-etcd-") as directory,
-        EtcdServer(Path(directory), EtcdOptions(ends_with_parent=True, fast_election=True)) as server,
-    ):
-        yield server.endpoint
+    private = PrivateDirectory()
+    try:
+        with EtcdServer(private.path, EtcdOptions(ends_with_parent=True, fast_election=True)) as server:
+            yield server.endpoint
+    finally:
+        private.remove()
 
 
 def _print(line: str) -> None:

@@ -12,8 +12,9 @@ import queue
 import random
 import signal
 import string
+import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
 
@@ -74,7 +75,7 @@ from elastic_core.agent.worker_group import (
 from elastic_core.agent.worker_group import WorkersStopped as GroupStopped
 from elastic_core.clock import Clock
 from elastic_core.errors import StoreError, StoreUnavailable
-from elastic_core.exits import exit_code_of
+from elastic_core.exits import ExitCode, exit_code_of
 from elastic_core.ids import NO_LEASE, NodeId, Revision, make_node_id
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.failure import bound
@@ -89,6 +90,13 @@ _FLUSH_S: Final = 2.0
 _LOG_LINES: Final = 20
 _MAX_LOG: Final = 4_000
 _IN_RING: Final = (NodePhase.READY, NodePhase.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class _ThreadFailed:
+    """A thread of this process met an error that it does not know: a bug, and nobody does its work now."""
+
+    reason: str
 
 
 class AgentDriver:
@@ -108,7 +116,7 @@ class AgentDriver:
         self._clock = clock
         self._address = address
         self._keys = RunKeys(settings.run)
-        self._inbox: queue.SimpleQueue[AgentEvent | WorkerEvent] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[AgentEvent | WorkerEvent | _ThreadFailed] = queue.SimpleQueue()
         self._core = AgentCore(policy_of(settings))
         self._node_id = NodeId("")
         self._status = NodeStatus()
@@ -144,6 +152,7 @@ class AgentDriver:
         handlers = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)
         }
+        hook, threading.excepthook = threading.excepthook, self._on_thread_error
         try:
             self._handle(AgentStarted())
             while self._exit is None:
@@ -151,6 +160,7 @@ class AgentDriver:
             return self._exit
         finally:
             self._close()
+            threading.excepthook = hook
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -164,6 +174,14 @@ class AgentDriver:
         else:
             self._inbox.put(ForceRequested(exit_code=exit_code_of(-number), reason=f"second {name}"))
 
+    def _on_thread_error(self, failed: threading.ExceptHookArgs) -> None:
+        name = failed.thread.name if failed.thread else "unknown"
+        told = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+        _LOG.error("a thread failed", thread=name, exc_info=told)
+        self._inbox.put(
+            _ThreadFailed(f"thread {name!r} failed: {failed.exc_type.__name__}: {failed.exc_value}")
+        )
+
     def _turn(self) -> None:
         """Wait for the next fact, at most until the requested wake-up."""
         now = self._clock.monotonic()
@@ -173,6 +191,9 @@ class AgentDriver:
         except queue.Empty:
             self._wake_at = None
             self._handle(TimeAdvanced())
+            return
+        if isinstance(fact, _ThreadFailed):
+            self._exit = Exit(code=ExitCode.FAILED, reason=f"a bug of the agent: {fact.reason}")
             return
         event = _agent_event(fact)
         if isinstance(event, ForkServerReady) and isinstance(fact, ForkServerWarmed):

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-import structlog
-
 from elastic_core.agent.events import (
     AgentEvent,
     DrainRequested,
@@ -21,7 +19,7 @@ from elastic_core.agent.events import (
     RunClosed,
     StopRequested,
 )
-from elastic_core.errors import StoreError, StoreUnavailable
+from elastic_core.errors import StoreUnavailable
 from elastic_core.ids import NO_REVISION, NodeId, Revision
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.membership import Assignment, Closed, Generation, Stop
@@ -40,7 +38,6 @@ from elastic_core.store.protocol import (
     WatchRestarted,
 )
 
-_LOG = structlog.get_logger()
 _RETRY_S: Final = 0.1
 Tell = Callable[[AgentEvent], None]
 
@@ -104,19 +101,13 @@ class NodeLease:
         """Whose lease it is."""
         return self._standing.record.node_id
 
-    def close(self, *, revoke: bool) -> None:
-        """Stop renewing and watching; with `revoke` the record goes at once."""
+    def close(self) -> None:
+        """Stop renewing and watching; the lease lives on until it is revoked or its TTL ends."""
         self._closed.set()
         self._watch.close()
         self._keep.close()
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=2.0)
-        if revoke:
-            try:
-                self._store.revoke(self._standing.record.lease)
-            except StoreError as error:
-                _LOG.warning("the lease could not be revoked and ends by its TTL", reason=str(error))
+            thread.join(timeout=2.0)
 
     # ---- threads -----------------------------------------------------------------------------
 

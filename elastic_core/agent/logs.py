@@ -53,6 +53,7 @@ def set_up_logs(context: LogContext, *, verbose: bool = False) -> None:
             context.stamp,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger("debug" if verbose else "info"),

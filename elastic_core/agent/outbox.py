@@ -229,8 +229,14 @@ class Outbox:
             self._tell(LeaseEnded(node_id=standing.record.node_id))
 
     def _drop_lease(self, *, revoke: bool) -> None:
-        lease, self._lease = self._lease, None
+        """End the registration: no renewal first, then no lease."""
         with self._changed:
-            self._standing = None
+            standing, self._standing = self._standing, None
+            lease, self._lease = self._lease, None
         if lease is not None:
-            lease.close(revoke=revoke)
+            lease.close()
+        if standing is not None and revoke:
+            try:
+                self._store.revoke(standing.record.lease)
+            except StoreError as error:
+                _LOG.warning("the lease could not be revoked and ends by its TTL", reason=str(error))

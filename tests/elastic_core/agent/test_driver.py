@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_core.agent.coordination import CoordinatorDriver, with_successors
+from elastic_core.agent.driver import AgentDriver
 from elastic_core.agent.events import (
     AgentEvent,
     DrainRequested,
@@ -23,6 +24,8 @@ from elastic_core.agent.events import (
 from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.lease import Standing, register
 from elastic_core.agent.outbox import Outbox
+from elastic_core.agent.process import Entrypoint
+from elastic_core.agent.settings import AgentSettings
 from elastic_core.clock import SystemClock
 from elastic_core.ids import NO_LEASE, LeaseId, NodeId, Revision, RunId
 from elastic_core.model.codec import decode, encode
@@ -32,7 +35,7 @@ from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.model.progress import HistoryEntry, Progress
 from elastic_core.rendezvous.events import CoordinatorPolicy
 from elastic_core.store.keys import RunKeys
-from elastic_core.store.protocol import Condition, Operation, Put, TxnResult
+from elastic_core.store.protocol import Condition, Operation, Put, TxnResult, Watch
 from elastic_core.testing.memory_store import (
     NO_ANSWER,
     NO_ANSWER_YET_APPLIED,
@@ -439,6 +442,30 @@ def test_leaving_revokes_the_lease_so_that_nobody_waits_for_its_end(world: World
     assert outbox.flush(5)
     outbox.close(revoke=True)
     assert world.store.read(KEYS.node(NodeId("a.1"))) is None
+
+
+class BrokenStore(MemoryStore):
+    """A store whose watches fail with an error that no thread knows."""
+
+    def watch(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> Watch:
+        raise ZeroDivisionError("planted")
+
+
+def test_a_thread_that_dies_of_a_bug_takes_the_agent_with_it(world: World) -> None:
+    settings = AgentSettings(
+        min_nodes=1,
+        max_nodes=1,
+        slots=1,
+        run=KEYS.run,
+        name="a",
+        entrypoint=Entrypoint("command", "sleep"),
+        args=("1000",),
+    )
+    driver = AgentDriver(settings, BrokenStore(world.server), address="127.0.0.1", clock=CLOCK)
+    ended = driver.run()
+    assert ended.code == 1
+    assert "ZeroDivisionError: planted" in ended.reason
+    assert world.store.read(KEYS.node(driver.node_id)) is None
 
 
 def test_values_that_nobody_of_ours_wrote_are_not_there(world: World) -> None:

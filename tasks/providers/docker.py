@@ -153,6 +153,7 @@ class DockerProvider:
                 with named():
                     container = self._create(request, f"node-{number}", network)
                     self._start(container)
+                    self._follow(container)
             except ProviderError as error:
                 if not made:
                     raise
@@ -229,13 +230,14 @@ class DockerProvider:
 
     def _containers(self, run: RunId) -> list[Any]:
         containers = engine.containers_of(self._client, run, NODE)
-        for container in containers if self._logs else ():
-            self._follow(run, container)
+        for container in containers:
+            self._follow(container)
         return containers
 
-    def _follow(self, run: RunId, container: Any) -> None:
+    def _follow(self, container: Any) -> None:
         if self._logs:
-            self._logs.follow(container, self._log(run, container.labels[NODE_LABEL]))
+            labels = container.labels
+            self._logs.follow(container, self._log(labels[RUN_LABEL], labels[NODE_LABEL]))
 
     def _log(self, run: str, node: str) -> Path:
         return self._runs / run / "logs" / node / "agent.log"

@@ -88,8 +88,9 @@ class LogCopy:
         ):
             for line in self._lines(last):
                 stamp, text = line[:STAMP_LENGTH], line[STAMP_LENGTH + 1 :]
-                if stamp <= last:
+                if stamp <= last:  # also within a stream: the engine repeats lines around a rotation
                     continue
+                last = stamp
                 log.write(text)
                 os.pwrite(stamp_file.fileno(), stamp, 0)
 

@@ -32,9 +32,7 @@ def judge_built(job: JobSpec, base: Path) -> Verdict:
     parts = inspect(recipe.config)
     if parts.problems:
         return Verdict(tuple(parts.problems))
-    data: dict[str, Any] = {
-        phase: parts.built.get(at(at(ROOT, "dataset"), phase)) for phase in ("train", "test")
-    }
+    data: dict[str, Any] = {phase: parts.built.get(at(ROOT, "dataset", phase)) for phase in ("train", "test")}
     problems = _size_problems(data, recipe)
     if problems:
         return Verdict(tuple(problems))
@@ -54,7 +52,7 @@ def _size_problems(data: Mapping[str, Any], recipe: Recipe) -> list[str]:
     for phase, dataset in data.items():
         if dataset is None:
             continue
-        place = at(at(ROOT, "dataset"), phase)
+        place = at(ROOT, "dataset", phase)
         try:
             samples = len(dataset)
         except (AssertionError, TypeError) as error:
@@ -65,8 +63,7 @@ def _size_problems(data: Mapping[str, Any], recipe: Recipe) -> list[str]:
         elif phase == "train" and samples < recipe.global_batch:
             found.append(
                 f"training.elastic.global_batch: is {recipe.global_batch}, more than the {samples} "
-                f"samples of "
-                f"{place}: lower it"
+                f"samples of {place}: lower it"
             )
     return found
 
@@ -75,10 +72,10 @@ def _summary(recipe: Recipe, schedule: Schedule, model: Any, test: Any) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     held_out = f"{len(test):,} held-out samples" if test is not None else "no evaluation"
     return (
-        f"model {recipe.config['model']['name']} with {parameters:,} parameters, {schedule.samples:,} "
-        f"training and "
-        f"{held_out}, {schedule.total_steps:,} steps in {schedule.epochs} epochs, global batch "
-        f"{recipe.global_batch} in {recipe.shards} shards, learning rate {_rate(recipe.config)}"
+        f"model {recipe.config['model']['name']} with {parameters:,} parameters, "
+        f"{schedule.samples:,} training and {held_out}, "
+        f"{schedule.total_steps:,} steps in {schedule.epochs} epochs, "
+        f"global batch {recipe.global_batch} in {recipe.shards} shards, learning rate {_rate(recipe.config)}"
     )
 
 

@@ -57,22 +57,22 @@ def _unknown_names(config: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{ROOT}.{problem}" for problem in refusal.problems)
     for phase, section in config["dataset"].items():
         if section is not None:
-            place = at(at(ROOT, "dataset"), phase)
+            place = at(ROOT, "dataset", phase)
             yield from _name(section, place, "dataset", compat.DATASET_REGISTRY)
             yield from _transforms(section.get("transforms") or [], at(place, "transforms"))
     model = config["model"]
     yield from _name(model, at(ROOT, "model"), "model", compat.MODEL_REGISTRY)
     for number, head in enumerate(model.get("heads") or []):
-        yield from _name(head, at(at(at(ROOT, "model"), "heads"), number), "head", compat.HEAD_REGISTRY)
+        yield from _name(head, at(ROOT, "model", "heads", number), "head", compat.HEAD_REGISTRY)
     losses = {*compat.LOSS_REGISTRY, *(name for name in dir(torch_losses) if name.endswith("Loss"))}
     yield from _name(config["loss"], at(ROOT, "loss"), "loss", losses)
     optimizer = at(ROOT, "optimizer")
     yield from _name(config["optimizer"], optimizer, "optimizer", compat.OPTIMIZER_REGISTRY)
     for option, schedule in (config["optimizer"].get("param_schedulers") or {}).items():
-        yield from _schedule(schedule, at(at(optimizer, "param_schedulers"), option))
+        yield from _schedule(schedule, at(optimizer, "param_schedulers", option))
     for name in config["meters"]:
         if name not in compat.METER_REGISTRY:
-            yield _unregistered(at(at(ROOT, "meters"), name), "meter", name, compat.METER_REGISTRY)
+            yield _unregistered(at(ROOT, "meters", name), "meter", name, compat.METER_REGISTRY)
 
 
 def _name(section: Mapping[str, Any], path: str, kind: str, known: Iterable[str]) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _schedule(section: Any, path: str) -> Iterator[str]:
         return
     yield from _name(section, path, "schedule", compat.PARAM_SCHEDULER_REGISTRY)
     for number, inner in enumerate(section.get("schedulers") or []):
-        yield from _schedule(inner, at(at(path, "schedulers"), number))
+        yield from _schedule(inner, at(path, "schedulers", number))
 
 
 def _transforms(sections: Iterable[Any], path: str) -> Iterator[str]:
@@ -117,17 +117,17 @@ def _transforms(sections: Iterable[Any], path: str) -> Iterator[str]:
 def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, _Build]]:
     for phase, section in config["dataset"].items():
         if section is not None:
-            yield at(at(ROOT, "dataset"), phase), section, compat.build_dataset
+            yield at(ROOT, "dataset", phase), section, compat.build_dataset
     yield at(ROOT, "model"), config["model"], compat.build_model
     yield at(ROOT, "loss"), config["loss"], compat.build_loss
     optimizer, path = config["optimizer"], at(ROOT, "optimizer")
     plain = {key: value for key, value in optimizer.items() if key not in ("param_schedulers", "num_epochs")}
     yield path, plain, lambda section: compat.OPTIMIZER_REGISTRY[section["name"]].from_config(section)
     for option, schedule in (optimizer.get("param_schedulers") or {}).items():
-        place = at(at(path, "param_schedulers"), option)
+        place = at(path, "param_schedulers", option)
         yield from _schedules(schedule, place, config["num_epochs"])
     for name, meter in config["meters"].items():
-        yield at(at(ROOT, "meters"), name), {"name": name, **meter}, compat.build_meter
+        yield at(ROOT, "meters", name), {"name": name, **meter}, compat.build_meter
 
 
 def _schedules(section: Mapping[str, Any], path: str, epochs: int) -> Iterator[tuple[str, Any, _Build]]:
@@ -137,7 +137,7 @@ def _schedules(section: Mapping[str, Any], path: str, epochs: int) -> Iterator[t
 
     yield path, {**section, "num_epochs": epochs}, build
     for number, inner in enumerate(section.get("schedulers") or []):
-        yield from _schedules(inner, at(at(path, "schedulers"), number), epochs)
+        yield from _schedules(inner, at(path, "schedulers", number), epochs)
 
 
 def _build(parts: Parts, path: str, section: Any, build: _Build) -> None:

@@ -95,9 +95,8 @@ def suggest(training: ScriptTraining) -> str:
         return f"training.script: use training.kind: classy instead of classy_train.py ({why})"
     notes = "; ".join(["", *command.notes])
     return (
-        "training.script: classy_train.py starts again from epoch ends and is not elastic: write "
-        "training.kind: "
-        f"classy with config: {command.config}{notes}"
+        "training.script: classy_train.py starts again from epoch ends and is not elastic: "
+        f"write training.kind: classy with config: {command.config}{notes}"
     )
 
 

@@ -13,9 +13,9 @@ ROOT: Final = "training.config"
 _MAX_LISTED: Final = 40
 
 
-def at(path: str, key: object) -> str:
+def at(path: str, *keys: object) -> str:
     """Return the path of an entry: `dataset.train`, `heads[0]`."""
-    return f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
+    return path + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
 
 
 def unknown_key(path: str, key: str, allowed: Iterable[str]) -> str:

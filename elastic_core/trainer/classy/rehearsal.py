@@ -83,42 +83,45 @@ def _misfits(trainee: ClassyTrainee, config: Mapping[str, Any]) -> Iterator[str]
     sample = trainee.first_batch()
     if not isinstance(sample, Mapping) or not {"input", "target"} <= sample.keys():
         yield (
-            f"{at(at(ROOT, 'dataset'), 'train')}: its samples are {type(sample).__name__}s without "
-            f"'input' and "
-            "'target': use the transform tuple_to_map or generic_image_transform"
+            f"{at(ROOT, 'dataset', 'train')}: its samples are not dicts with 'input' and 'target': use the "
+            "transform tuple_to_map or generic_image_transform"
         )
         return
     trainee.task.enter_evaluation()
     with torch.no_grad():
         output = trainee.task.compute_model(sample)
-    target = sample["target"]
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
         shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         yield (
-            f"{at(at(ROOT, 'model'), 'heads')}: the model's output has shape {shape}, not (samples, "
-            f"classes): give it "
-            'one head, like {"name": "fully_connected", …}'
+            f"{at(ROOT, 'model', 'heads')}: the model's output has shape {shape}, not (samples, classes): "
+            'give it one head, like {"name": "fully_connected", …}'
         )
         return
-    classes = output.shape[1]
-    if not target.is_floating_point() and target.ndim == 1:
-        highest = max(int(target.max()), _highest_label(trainee))
-        if highest >= classes:
-            yield (
-                f"{at(ROOT, 'model')}: it has {classes} outputs and there are labels up to {highest}: "
-                f"set num_classes "
-                f"to at least {highest + 1}"
-            )
+    yield from _label_problems(trainee, sample["target"], output.shape[1])
+    yield from _meter_problems(trainee, config, output.shape[1])
+
+
+def _label_problems(trainee: ClassyTrainee, target: torch.Tensor, outputs: int) -> Iterator[str]:
+    if target.is_floating_point() or target.ndim != 1:
+        return
+    highest = max(int(target.max()), _highest_label(trainee))
+    if highest >= outputs:
+        yield (
+            f"{at(ROOT, 'model')}: it has {outputs} outputs and there are labels up to {highest}: "
+            f"set num_classes to at least {highest + 1}"
+        )
+
+
+def _meter_problems(trainee: ClassyTrainee, config: Mapping[str, Any], outputs: int) -> Iterator[str]:
     for name, meter in config["meters"].items():
         topk = max(meter.get("topk") or [1]) if isinstance(meter, Mapping) else 1
-        if topk > classes:
-            place = at(at(at(ROOT, "meters"), name), "topk")
-            yield f"{place}: asks for the best {topk} of {classes} classes: use at most {classes}"
+        if topk > outputs:
+            place = at(ROOT, "meters", name, "topk")
+            yield f"{place}: asks for the best {topk} of {outputs} classes: use at most {outputs}"
     for meter in trainee.task.meters:
         if not is_summable(meter):
             yield (
-                f"{at(at(ROOT, 'meters'), meter.name)}: its counts cannot be summed over ranks; its "
-                f"state needs "
+                f"{at(ROOT, 'meters', meter.name)}: its counts cannot be summed over ranks; its state needs "
                 'tensors under keys that start with "curr", as the accuracy meter has'
             )
 
@@ -145,8 +148,7 @@ def _remedy(error: Exception, size: int) -> str:
     if "more than 1 value per channel" in text:
         return (
             f"; BatchNorm cannot train {size} sample alone: change training.elastic.global_batch or "
-            f"virtual_shards "
-            "so that the last batch of an epoch has more samples than shards, or none"
+            "virtual_shards so that each shard of an epoch's last batch has more"
         )
     if "shapes cannot be multiplied" in text or "size mismatch" in text:
         return "; a head's in_plane must be the channels of the block that it is attached to"

@@ -112,7 +112,7 @@ def missing_paths(config: Mapping[str, Any], base: Path) -> list[str]:
     data = config.get("dataset")
     for phase, section in data.items() if isinstance(data, Mapping) else ():
         if isinstance(section, Mapping):
-            found += _paths(section, at(at(ROOT, "dataset"), phase), base)
+            found += _paths(section, at(ROOT, "dataset", phase), base)
     checkpoint = config.get("pretrained_checkpoint")
     if isinstance(checkpoint, str) and checkpoint and not (base / checkpoint).exists():
         found.append(
@@ -181,9 +181,8 @@ def _distributed(config: Mapping[str, Any]) -> Iterator[str]:
     mode = section.get("batch_norm_sync_mode", "disabled")
     if str(mode).lower() != "disabled":
         yield (
-            f"{at(path, 'batch_norm_sync_mode')}: is {mode!r}: synchronised BatchNorm would tie the "
-            f"model to the "
-            "world size; remove it, statistics are taken over fixed shards and are the same on all ranks"
+            f"{at(path, 'batch_norm_sync_mode')}: is {mode!r}: synchronised BatchNorm would tie the model to "
+            "the world size; remove it, statistics are taken over fixed shards and are the same on all ranks"
         )
     if section.get("fp16_grad_compress"):
         yield f"{at(path, 'fp16_grad_compress')}: gradients are summed as they are; remove it"
@@ -253,9 +252,8 @@ def _parts(config: Mapping[str, Any]) -> Iterator[str]:
     loss = config.get("loss")
     if isinstance(loss, Mapping) and loss.get("reduction", "mean") != "mean":
         yield (
-            f"{at(at(ROOT, 'loss'), 'reduction')}: is {loss['reduction']!r}; it must be 'mean': shards "
-            f"are weighted "
-            "by their samples"
+            f"{at(ROOT, 'loss', 'reduction')}: is {loss['reduction']!r}; it must be 'mean': "
+            "shards are weighted by their samples"
         )
     yield from _optimizer(config.get("optimizer"))
     yield from _meters(config.get("meters"))
@@ -302,7 +300,7 @@ def _meters(section: Any) -> Iterator[str]:
                 yield unknown_key(at(path, name), key, ("topk",))
         topk = meter.get("topk")
         if not isinstance(topk, list) or not topk or not all(_is_count(k) for k in topk):
-            yield wrong_value(at(at(path, name), "topk"), topk, "a list of whole numbers of at least 1")
+            yield wrong_value(at(path, name, "topk"), topk, "a list of whole numbers of at least 1")
 
 
 def _mixup(section: Any) -> Iterator[str]:

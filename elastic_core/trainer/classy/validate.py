@@ -85,8 +85,7 @@ def _elastic_problems(config: dict[str, Any], job: JobSpec) -> Iterator[str]:
     if 0 < batch < options.virtual_shards:
         yield (
             f"training.elastic.global_batch: is {batch}, less than the {options.virtual_shards} virtual "
-            f"shards that it "
-            "is cut into: raise it or lower virtual_shards"
+            "shards that it is cut into: raise it or lower virtual_shards"
         )
 
 
@@ -102,9 +101,8 @@ def _checkpoint_problems(job: JobSpec, base: Path) -> Iterator[str]:
             pass
     except OSError as error:
         yield (
-            f"checkpoint.directory: {job.checkpoint.directory!r} cannot be written ({place}: "
-            f"{error.strerror}); "
-            "give a directory that every node can write to"
+            f"checkpoint.directory: {job.checkpoint.directory!r} cannot be written "
+            f"({place}: {error.strerror}); give a directory that every node can write to"
         )
 
 

@@ -37,6 +37,17 @@ def train(
     return ranks
 
 
+class _Noting:
+    """A transform that counts the samples it sees."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self._seen = seen
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self._seen.append(sample["target"])
+        return sample
+
+
 def dropout_config(**changes: Any) -> dict[str, Any]:
     """Return a config with every kind of chance: augmentation of samples and dropout in the model."""
     config = small_config(**changes)
@@ -191,8 +202,12 @@ def test_epoch_schedules_change_at_epochs_and_survive_a_resumption() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_evaluation_counts_each_held_out_sample_once(size: int) -> None:
     ranks = [make_trainee() for _ in range(size)]
+    read: list[int] = []
+    for rank in ranks:
+        rank.task.datasets["test"].transform = _Noting(read)
     figures = FakeWorld(size).run(lambda reducer: ranks[reducer.rank].evaluate(reducer))
     dataset, model = ranks[0].task.datasets["test"], ranks[0].task.base_model.eval()
+    assert len(read) == 50
     samples = [dataset[index] for index in range(50)]
     with torch.no_grad():
         output = model(torch.stack([sample["input"] for sample in samples]))

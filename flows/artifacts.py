@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,8 @@ from elastic_core.ids import instance_of
 from elastic_core.model.progress import HistoryEntry
 from flows.audience import RunSnapshot
 from flows.link import ArtifactContent
+from tasks import report as reports
+from tasks.pictures import as_data_uri
 
 
 def artifacts_of(snapshot: RunSnapshot) -> Mapping[str, ArtifactContent]:
@@ -20,6 +23,7 @@ def artifacts_of(snapshot: RunSnapshot) -> Mapping[str, ArtifactContent]:
         f"{run}-progress": _progress(snapshot),
         f"{run}-nodes": _nodes(snapshot),
         f"{run}-generations": _generations(snapshot),
+        f"{run}-report": _page(snapshot),
     }
 
 
@@ -72,3 +76,22 @@ def _generation(entry: HistoryEntry, resumed: Mapping[int, Any]) -> dict[str, An
 
 def _table(rows: list[dict[str, Any]], description: str) -> ArtifactContent:
     return ArtifactContent("table", json.dumps(rows), description)
+
+
+def _page(snapshot: RunSnapshot) -> ArtifactContent:
+    """Return the report as a page: the final one once it is written, else how it would be now."""
+    directory = snapshot.attempt.directory
+    report = reports.read(directory.path) or reports.so_far(directory, snapshot.observation, now=time.time())
+    accuracy = "" if report.test_accuracy is None else f"test accuracy **{report.test_accuracy:.2%}**, "
+    spent = [
+        f"| {name.replace('_', ' ')} | {seconds:.2f} |" for name, seconds in report.ledger.items() if seconds
+    ]
+    lines = [
+        f"# {directory.run}",
+        f"attempt {report.attempt}: {report.state if directory.report_file.exists() else 'training'}",
+        f"{accuracy}{report.epochs} epochs, {report.steps} steps, {report.steps_lost} steps lost",
+        report.exactly_once,
+        *(f"![{name}]({as_data_uri(directory.path / name)})" for name in report.pictures),
+        "\n".join(["| spent on | seconds |", "|---|---|", *spent, f"| **all** | {report.wall_s:.2f} |"]),
+    ]
+    return ArtifactContent("markdown", "\n\n".join(line for line in lines if line), "Report of the run")

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import typer
 
-from elastic_core.errors import RefusedInput
+from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.ids import instance_of
 from elastic_core.model.job import ClassyTraining, JobSpec
@@ -23,6 +23,7 @@ from elastic_core.model.progress import Progress
 from flows.audience import RunEnd, RunSnapshot
 from flows.live import LiveView, make_view
 from flows.session import connect_prefect, run_flow, tell_end
+from tasks import report as reports
 from tasks.faults import kill_local_node
 from tasks.reference import largest_difference, train_alone
 
@@ -155,9 +156,18 @@ def _prepared(job: JobSpec) -> JobSpec:
 
 def _prove(end: RunEnd, reference: Path, act: Act) -> bool:
     """Print what shows that nothing was lost; return whether all of it holds."""
+    report = reports.read(end.report.parent)
+    if report is None:
+        raise ElasticError(f"{end.report} cannot be read")
     difference = largest_difference(end.report.parent / "model", reference)
+    missed, repeated = report.samples_missed, report.samples_repeated
     claims = [
         ("a node was killed, training went on smaller, and grew again", act is Act.GROWN),
+        (report.exactly_once, (missed, repeated) == (0, 0)),
+        (
+            f"{report.steps_lost} finished steps were lost (one is allowed for a crash)",
+            report.steps_lost <= 1,
+        ),
         (f"largest difference of any weight to the undisturbed training: {difference:g}", difference == 0.0),
     ]
     for claim, holds in claims:

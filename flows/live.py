@@ -13,6 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic_core.cluster.provider import InstanceState
+from elastic_core.events.ledger import fold_ledger
+from elastic_core.events.metrics import MetricLine
+from elastic_core.events.record import RunRecord
+from elastic_core.exits import ExitCode
+from elastic_core.model.membership import Closed, Outcome
 from elastic_core.model.node import NodePhase
 from elastic_core.model.progress import Progress
 from flows.audience import RunEnd, RunSnapshot
@@ -151,17 +156,47 @@ def _panel(snapshot: RunSnapshot) -> Group:
         return Group(table, Text("waiting for the first step", style="dim"))
     for name, value in figures(progress):
         table.add_row(name, value)
+    spent = spent_so_far(snapshot, time.time())
+    table.add_row("time", ", ".join(f"{name.replace('_', ' ')} {took:.1f} s" for name, took in spent.items()))
     return Group(table, ProgressBar(total=max(progress.total_steps, 1), completed=progress.step, width=60))
 
 
 def figures(progress: Progress) -> list[tuple[str, str]]:
     """Return what a progress says, as names and values for people."""
     steps = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
-    shown = [("epoch", str(progress.epoch + 1)), ("step", steps)]
+    epoch = progress.epoch + (progress.phase != "done" and progress.step != progress.total_steps)
+    shown = [("epoch", str(epoch)), ("step", steps)]
+    if progress.phase != "train":
+        shown.append(("phase", progress.phase))
     for name, form in _FORMS.items():
         if name in progress.metrics:
             shown.append((name.replace("_per_s", "/s"), format(progress.metrics[name], form)))
     return shown
+
+
+def spent_so_far(snapshot: RunSnapshot, now: float) -> dict[str, float]:
+    """Return the ledger of an attempt that goes on, from what the store knows alone."""
+    attempt, seen = snapshot.attempt, snapshot.observation
+    last = seen.progress
+    steps = MetricLine(
+        phase="train",
+        attempt=attempt.number,
+        generation=last.generation if last else 0,
+        step=last.step if last else 0,
+        epoch=last.epoch if last else 0,
+        wall_time=now,
+    )
+    record = RunRecord(
+        run=attempt.directory.run,
+        attempt=attempt.number,
+        job=attempt.job,
+        closed=Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason="going on"),
+        marks=attempt.directory.marks(ended_at=now),
+        history=seen.history,
+        resumptions=seen.resumptions,
+        lines=(steps,) if last else (),
+    )
+    return {spent: seconds for spent, seconds in fold_ledger(record).seconds().items() if seconds >= 0.05}
 
 
 def _nodes(snapshot: RunSnapshot) -> str:

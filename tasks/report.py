@@ -18,6 +18,7 @@ from elastic_core.events.lines import parse_lines
 from elastic_core.events.metrics import MetricLine, dataset_size, parse_metrics
 from elastic_core.events.record import RunRecord
 from elastic_core.events.report import Enclosures, RunReport, build_report
+from elastic_core.exits import ExitCode
 from elastic_core.model.membership import Closed, Outcome
 from tasks.pictures import draw_all
 from tasks.runs import RunDirectory
@@ -51,7 +52,20 @@ def collect(
     return report.model_copy(update={"pictures": draw_all(report, record.lines, directory.path)})
 
 
-def gather(directory: RunDirectory, closed: Closed, seen: Observation, *, now: float) -> RunRecord:
+def so_far(directory: RunDirectory, seen: Observation, *, now: float) -> RunReport:
+    """Return the report of an attempt that goes on, as if it ended now, its pictures drawn.
+
+    Without the sample audit: that reads every sample of the run, and this is called again and again.
+    """
+    closed = Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason="going on")
+    record = gather(directory, closed, seen, now=now, audited=False)
+    report = build_report(record)
+    return report.model_copy(update={"pictures": draw_all(report, record.lines, directory.path)})
+
+
+def gather(
+    directory: RunDirectory, closed: Closed, seen: Observation, *, now: float, audited: bool = True
+) -> RunRecord:
     """Return all that is known of the newest attempt."""
     lines = tuple(parse_metrics(_lines_of(directory.path / "metrics.jsonl")))
     return RunRecord(
@@ -66,7 +80,7 @@ def gather(directory: RunDirectory, closed: Closed, seen: Observation, *, now: f
         result=seen.result,
         progress=seen.progress,
         lines=lines,
-        audit=_audit(directory, closed, seen, lines),
+        audit=_audit(directory, closed, seen, lines) if audited else None,
     )
 
 

@@ -68,6 +68,11 @@ def processes_of(run: RunDirectory) -> list[Any]:
     return [process for node in nodes for process in carrying(NODE_MARK, str(node))]
 
 
+def agents_of(run: RunDirectory) -> list[Any]:
+    records = (run.path / "nodes").glob("node-*.json")
+    return sorted(json.loads(record.read_text())["process"]["pid"] for record in records)
+
+
 def test_a_job_trains_on_two_nodes_and_leaves_nothing_running(tmp_path: Path) -> None:
     conductor = Conductor(tell("finish"))
     state = train(conductor, tmp_path)
@@ -145,67 +150,88 @@ class Command:
         self.lines += rest.splitlines()
         return self.process.returncode
 
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Path]:
-    """A directory of runs, everything of which is ended afterwards."""
+def runs(tmp_path: Path) -> Path:
+    """A directory for runs."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def command(runs: Path) -> Iterator[Callable[[], Command]]:
+    """Starts commands; whatever they leave is ended afterwards."""
     from tasks.etcd import EtcdProcess
     from tasks.providers.local import LocalProvider
 
-    root = tmp_path / "runs"
-    yield root
-    for run in all_runs(root):
-        LocalProvider(root, grace_s=0).teardown(run.run)
+    started: list[Command] = []
+
+    def start() -> Command:
+        started.append(Command(runs))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+    for run in all_runs(runs):
+        LocalProvider(runs, grace_s=0).teardown(run.run)
         EtcdProcess(run).stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["begins", "generation 1"])
 def test_a_stop_leaves_nothing_within_ten_seconds_and_the_same_command_goes_on(
-    runs: Path, number: signal.Signals, moment: str
+    runs: Path, command: Callable[[], Command], number: signal.Signals, moment: str
 ) -> None:
-    command = Command(runs)
-    command.until(moment)
+    first = command()
+    first.until(moment)
     asked_at = time.monotonic()
-    command.process.send_signal(number)
-    assert command.finish() == 75
+    first.process.send_signal(number)
+    assert first.finish() == 75
     (run,) = all_runs(runs)
     assert processes_of(run) == []
     assert time.monotonic() - asked_at < 10
     assert run.outcome() is Outcome.PREEMPTED
-    assert command.lines[-1] == f"report: {run.report_file}"
+    assert first.lines[-1] == f"report: {run.report_file}"
 
-    again = Command(runs)
+    again = command()
     again.until("attempt 2 of run")
     (run.path / "finish").touch()
     assert again.finish() == 0
     assert [found.run for found in all_runs(runs)] == [run.run]
 
 
-def test_a_killed_flows_nodes_are_adopted_and_never_doubled(runs: Path) -> None:
-    command = Command(runs)
-    command.until("generation 1")
-    command.process.kill()
-    command.process.communicate()
+def test_a_killed_flows_nodes_are_adopted_and_never_doubled(
+    runs: Path, command: Callable[[], Command]
+) -> None:
+    first = command()
+    first.until("generation 1")
+    first.kill()
     (run,) = all_runs(runs)
-    nodes = {process.pid for process in processes_of(run)}
-    assert nodes
+    agents = agents_of(run)
+    assert len(agents) == 2
 
-    again = Command(runs)
+    again = command()
     again.until("adopted attempt 1")
     again.until("generation 1")
-    assert {process.pid for process in processes_of(run)} == nodes
+    assert agents_of(run) == agents
     (run.path / "finish").touch()
     assert again.finish() == 0
     assert run.attempt() == 1
     assert processes_of(run) == []
 
 
-def test_a_second_flow_of_a_job_is_refused_and_creates_nothing(runs: Path) -> None:
-    first = Command(runs)
+def test_a_second_flow_of_a_job_is_refused_and_creates_nothing(
+    runs: Path, command: Callable[[], Command]
+) -> None:
+    first = command()
     first.until("generation 1")
     (run,) = all_runs(runs)
-    second = Command(runs)
+    second = command()
     assert second.finish() == 2
     assert second.lines[-1].startswith(f"job 'waiting' is already running (run {run.run})")
     assert [found.run for found in all_runs(runs)] == [run.run]

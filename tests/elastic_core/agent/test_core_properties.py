@@ -88,7 +88,7 @@ class AgentInTheWorld(RuleBasedStateMachine):
                 if renew:
                     assert not self.alive, "a node comes back only after its workers ended"
                     self.node_id += 1
-                    self.entered = 0
+                    self.entered = self.number  # what was published before is for the id before
                 self.registering, self.has_lease = True, False
             case StartWorkers(part=part):
                 assert not self.alive

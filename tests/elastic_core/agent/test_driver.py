@@ -216,6 +216,20 @@ def test_a_coordinator_that_lost_its_key_writes_nothing_any_more(world: World) -
     assert world.current().number == 1  # type: ignore[union-attr]
 
 
+def test_a_write_that_was_late_is_refused_when_another_leads_by_then(world: World) -> None:
+    world.register("a.1")
+    late = threading.Event()
+    store = MemoryStore(world.server)
+    store.faults.append(Fault(call="transact", key=KEYS.assignment(1, NodeId("a.1")), until=late))
+    term = world.coordinate(store=store)
+    wait_until(lambda: not store.faults, "the write is on its way", 5)
+    world.store.delete(KEYS.leader)
+    world.store.put(KEYS.leader, b"b.1")
+    late.set()
+    term.join(5)
+    assert world.current() is None
+
+
 def test_a_target_ends_the_last_call(world: World) -> None:
     world.register("a.1")
     world.register("b.1")

@@ -1,7 +1,7 @@
 """A worker of the elastic API without torch: it counts steps, and sees dead peers as a collective would.
 
 elastic_stub.py DIRECTORY --steps N: the state is the step; joiners take it from a file that rank 0
-writes, as they would take it from a peer.
+writes, as they would take it from a peer. A file `enough` ends the training.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stub:
                     return None
                 case None:
                     self.train()
-            if self.step >= self.steps:
+            if self.step >= self.steps or (self.part and (self.directory / "enough").exists()):
                 return self.finish()
 
     @property

@@ -1,7 +1,7 @@
 """A script under torchrun's contract: counted steps with an all-reduce each, resumed from its own file.
 
 gloo_steps.py DIRECTORY --steps N. A file `fail-RANK` in the directory, which holds what to do
-("kill", "raise", "exit"), makes that rank fail once.
+("kill", "raise", "exit"), makes that rank fail once; a file `enough` ends the training of all.
 """
 
 from __future__ import annotations
@@ -54,14 +54,17 @@ def main() -> None:
         note(options.directory, {"start": step, "world": dist.get_world_size(), "rank": rank})
         while step < options.steps:
             fail(options.directory, rank)
-            tensor = torch.ones(1)
+            is_enough = rank == 0 and (options.directory / "enough").exists()
+            tensor = torch.tensor([1.0, float(is_enough)])
             dist.all_reduce(tensor)
-            assert tensor.item() == dist.get_world_size()
+            assert tensor[0].item() == dist.get_world_size()
             step += 1
             if rank == 0:
                 draft = state.with_suffix(f".{os.getpid()}")
                 draft.write_text(str(step))
                 draft.replace(state)
+            if tensor[1].item():
+                break
             time.sleep(0.02)
     except Leave:
         note(options.directory, {"left": step, "rank": rank})

@@ -131,14 +131,15 @@ def test_a_killed_coordinator_is_replaced_and_its_node_lost(run: StubRun) -> Non
 
 
 def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> None:
-    first = run.node("a", "1:2", steps=400)
+    first = run.node("a", "1:2")
     run.wait_step(20)
-    second = run.node("b", "1:2", steps=400)
+    second = run.node("b", "1:2")
     entry = run.wait_entered(2)
     assert (entry.generation.cause, entry.generation.restart_count) == (Cause.JOIN, 0)
     assert [member.node_id[0] for member in entry.members] == ["a", "b"]
     resumed = run.wait_for(lambda facts: facts.resumed.get(2), "generation 2 trains")
     assert resumed.step_resumed == resumed.step_before + 1
+    (run.shared / "enough").touch()
     assert (first.wait(), second.wait()) == (0, 0)
     assert len({note["pid"] for note in run.notes("entered") if note["rank"] == 0}) == 1
 
@@ -216,11 +217,12 @@ def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(ru
 
 def test_an_error_of_one_node_ends_that_node_only(run: StubRun) -> None:
     (run.shared / "refuse-b").touch()
-    healthy = run.node("a", "1:2", steps=300)
+    healthy = run.node("a", "1:2")
     run.wait_step(5)
-    broken = run.node("b", "1:2", steps=300)
+    broken = run.node("b", "1:2")
     assert broken.wait() == 1
     assert any("RuntimeError: set-up refused" in line for line in broken.last_lines())
+    (run.shared / "enough").touch()
     assert healthy.wait() == 0
     assert run.wait_closed().outcome is Outcome.SUCCEEDED
 

@@ -243,9 +243,9 @@ def test_a_failure_is_mended_by_a_warm_restart_from_the_scripts_own_checkpoint(r
 
 @pytest.mark.slow
 def test_a_node_joins_and_leaves_a_running_script_and_nothing_counts_as_a_restart(run: ScriptRun) -> None:
-    first = run.gloo("a", nodes="1:2", steps=1500)
+    first = run.gloo("a", nodes="1:2")
     run.wait_step(20)
-    second = run.gloo("b", nodes="1:2", steps=1500)
+    second = run.gloo("b", nodes="1:2")
     joined = run.wait_entered(2)
     assert joined.generation.cause is Cause.JOIN
     wait_until(lambda: any(note.get("world") == 2 for note in run.notes()), "both train")
@@ -253,6 +253,7 @@ def test_a_node_joins_and_leaves_a_running_script_and_nothing_counts_as_a_restar
     left = run.wait_entered(3, 10)
     assert (left.generation.cause, left.generation.restart_count) == (Cause.DRAIN, 0)
     assert second.wait(15) == 75
+    (run.shared / "enough").touch()
     assert first.wait() == 0
     starts = [note["start"] for note in run.notes() if note.get("rank") == 0 and "start" in note]
     leaves = [note["left"] for note in run.notes() if note.get("rank") == 0 and "left" in note]
@@ -261,7 +262,7 @@ def test_a_node_joins_and_leaves_a_running_script_and_nothing_counts_as_a_restar
 
 @pytest.mark.slow
 def test_a_killed_node_of_a_script_is_a_loss_and_no_restart(run: ScriptRun) -> None:
-    agents = {name: run.gloo(name, nodes="1:2", steps=1500) for name in "ab"}
+    agents = {name: run.gloo(name, nodes="1:2") for name in "ab"}
     wait_until(lambda: (run.shared / "notes.jsonl").exists(), "training starts")
     number = run.wait_for(
         lambda facts: next(

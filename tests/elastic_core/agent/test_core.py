@@ -623,8 +623,9 @@ def test_a_fenced_node_stops_its_workers_before_it_comes_back_under_a_new_id() -
         Register(status=NodeStatus(step=0), renew=True),
         StartWorkers(part=None),
     ]
-    back = fenced.tell(Registered(node_id=NodeId("a.2")), ready(), published(4))
-    assert back.state is AgentState.TRAINING
+    back = fenced.tell(Registered(node_id=NodeId("a.2")), ready())
+    assert back.state is AgentState.STANDBY
+    assert back.tell(published(4)).state is AgentState.TRAINING
 
 
 @scene

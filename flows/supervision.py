@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from elastic_core.cluster.provider import Instance, LaunchResult
-from elastic_core.errors import ElasticError, ProviderError, ProviderUnavailable
+from elastic_core.errors import ElasticError, LeaseLost, ProviderError, ProviderUnavailable
 from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.codec import encode
@@ -23,7 +23,7 @@ from elastic_core.model.membership import Closed, Outcome, Stop, Target
 from elastic_core.planning.launches import LaunchLog
 from elastic_core.planning.plan import plan_cluster
 from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
-from elastic_core.store.protocol import Put, Store
+from elastic_core.store.protocol import Store
 from tasks.ownership import Ownership
 from tasks.provision import ALIVE, Cluster
 from tasks.watch import Observation, RunWatch
@@ -124,7 +124,11 @@ class Supervision:
                 return self.stop("the flow run was cancelled")
             if time.monotonic() >= deadline:
                 return self.stop("the time limit was reached")
-            if (given_up := self._tend(observation, ownership)) is not None:
+            try:
+                given_up = self._tend(observation, ownership)
+            except LeaseLost as error:
+                raise Fenced(str(error)) from error
+            if given_up is not None:
                 return given_up
             self._watch.wait(min(TICK_S, max(deadline - time.monotonic(), 0)))
 
@@ -160,7 +164,7 @@ class Supervision:
             self._say(restarted)
         if seen.target is None:
             target = Target(nodes=self._plan.nodes)
-            ownership.write(Put(self._cluster.keys.target, encode(target)))
+            ownership.write_new(self._cluster.keys.target, encode(target))
         else:
             self._plan = self._plan.resized(seen.target.nodes)
         members = {instance_of(member.node_id) for entry in seen.history[-1:] for member in entry.members}

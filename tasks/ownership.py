@@ -11,7 +11,7 @@ from typing import Final, Self
 from elastic_core.errors import LeaseLost
 from elastic_core.ids import NO_REVISION
 from elastic_core.store.keys import RunKeys
-from elastic_core.store.protocol import Created, Operation, Put, Store
+from elastic_core.store.protocol import Created, Put, Store
 from tasks.runs import AlreadyRunning
 
 TTL_S: Final = 5.0
@@ -61,13 +61,17 @@ class Ownership:
         """Return whether somebody else may own the run now."""
         return self._is_lost
 
-    def write(self, *operations: Operation) -> None:
-        """Write as the owner.
+    def write_new(self, key: str, value: bytes) -> None:
+        """Write a key as the owner, unless it exists: whoever wrote it first is not overruled.
 
         Raises:
             LeaseLost: The run is not ours any more; nothing was written.
         """
-        if not self._store.transact([self._created], operations).succeeded:
+        written = self._store.transact([self._created, Created(key, NO_REVISION)], [Put(key, value)])
+        if written.succeeded:
+            return
+        owner = self._store.read(self._keys.owner)
+        if owner is None or owner.created != self._created.revision:
             raise LeaseLost(f"run {self._keys.run} is driven by another flow now")
 
     def _acquire(self) -> Created:

@@ -130,8 +130,10 @@ def reconcile(
     missing = plan.wanted - len(count.staying) - count.pending
     if missing > 0:
         actions.append(_add(plan, count, log, now))
-    elif missing < 0:
-        actions += _remove(-missing, count, members)
+    # Nodes that may still come are no reason to end one that is there: an answer that was lost
+    # counts them twice until the call was repeated.
+    elif (surplus := len(count.staying) - plan.wanted) > 0:
+        actions += _remove(surplus, count, members)
     return (*actions, *_ask_again(log, now))
 
 
@@ -211,7 +213,7 @@ def _remove(surplus: int, count: _Count, members: Collection[str]) -> tuple[Node
     idle.sort(key=lambda instance: instance.state is InstanceState.RUNNING)
     names = tuple(instance.name for instance in idle[:surplus])
     ending = (Terminate(names=names, reason=f"{_nodes(surplus)} more than planned"),) if names else ()
-    bound = surplus - len(names) - count.pending
+    bound = surplus - len(names)
     if bound <= 0:
         return ending
     return (*ending, Hold(reason=f"{_nodes(bound)} more than planned, in the current generation"))

@@ -1,0 +1,271 @@
+"""The loop keeps what the job wants, passes on stops, and never acts once it is fenced."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
+from elastic_core.errors import ProviderUnavailable
+from elastic_core.ids import RunId
+from elastic_core.model.codec import decode, encode
+from elastic_core.model.job import JobSpec, NodeBounds
+from elastic_core.model.membership import Closed, Outcome, Stop, Target
+from elastic_core.store.keys import RunKeys
+from elastic_core.testing.fake_provider import FakeProvider
+from elastic_core.testing.memory_store import MemoryServer, MemoryStore
+from flows import supervision as module
+from flows.supervision import Fenced, Supervision
+from tasks.agents import Attempt
+from tasks.ownership import Ownership
+from tasks.runs import RunDirectory
+from tasks.watch import Observation
+
+RUN = RunId("digits-1")
+KEYS = RunKeys(RUN)
+DONE = Closed(outcome=Outcome.SUCCEEDED, exit_code=0, reason="2 nodes finished generation 1")
+JOB = JobSpec(nodes=NodeBounds(min=1, max=4, target=2))
+
+
+class FakeCluster:
+    """A cluster on a fake provider, its etcd never dying."""
+
+    def __init__(self, provider: FakeProvider, directory: Path) -> None:
+        self.keys = KEYS
+        self.attempt = Attempt(job=JOB, directory=RunDirectory(directory / RUN), number=1, endpoint="x:1")
+        self._provider = provider
+
+    def launch(self, token: str, count: int) -> LaunchResult:
+        return self._provider.launch(self.attempt.launch_request(token, count))
+
+    def terminate(self, names: Collection[str]) -> None:
+        self._provider.terminate(RUN, names)
+
+    def instances(self) -> Sequence[Instance]:
+        return self._provider.list_nodes(RUN)
+
+    def tend(self) -> str:
+        return ""
+
+    def note_end(self) -> None:
+        pass
+
+
+@dataclass
+class Steering:
+    stop: bool = False
+    foreign: bool = False
+
+    def wants_stop(self) -> bool:
+        return self.stop
+
+    def is_foreign(self) -> bool:
+        return self.foreign
+
+
+@dataclass
+class Stage:
+    """A supervision with a script: the next act is played when the loop shows the run."""
+
+    supervision: Supervision
+    ownership: Ownership
+    store: MemoryStore
+    provider: FakeProvider
+    said: list[str]
+    acts: list[Callable[[Observation], bool]]
+    steering: Steering = field(default_factory=Steering)
+
+    def run(self) -> Closed:
+        return self.supervision.until_closed(self.steering, self.ownership)
+
+    def close(self, closed: Closed = DONE) -> None:
+        self.store.put(KEYS.closed, encode(closed))
+
+    def running(self) -> list[str]:
+        nodes = self.provider.list_nodes(RUN)
+        return [node.name for node in nodes if node.state is InstanceState.RUNNING]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    store, provider = MemoryStore(MemoryServer()), FakeProvider()
+    said: list[str] = []
+    acts: list[Callable[[Observation], bool]] = []
+
+    def show(seen: Observation) -> None:
+        if acts and acts[0](seen):
+            acts.pop(0)
+
+    with ExitStack() as stack:
+        cluster = FakeCluster(provider, tmp_path)
+        supervision = Supervision(cluster, store, say=said.append, show=show)  # type: ignore[arg-type]
+        stack.enter_context(supervision)
+        ownership = Ownership(store, KEYS, owner="test", lost=supervision.wake)
+        stack.enter_context(ownership)
+        yield Stage(supervision, ownership, store, provider, said, acts)
+
+
+def when(fact: Callable[[Observation], bool], do: Callable[[], None]) -> Callable[[Observation], bool]:
+    def act(seen: Observation) -> bool:
+        if not fact(seen):
+            return False
+        do()
+        return True
+
+    return act
+
+
+def alive(count: int) -> Callable[[Observation], bool]:
+    def fact(seen: Observation) -> bool:
+        return sum(node.state is InstanceState.RUNNING for node in seen.instances) == count
+
+    return fact
+
+
+def test_the_wanted_nodes_are_launched_the_target_is_written_and_the_end_returned(stage: Stage) -> None:
+    stage.acts.append(when(alive(2), stage.close))
+    assert stage.run() == DONE
+    assert stage.running() == ["node-1", "node-2"]
+    target = stage.store.read(KEYS.target)
+    assert target is not None
+    assert decode(Target, target.value) == Target(nodes=2)
+
+
+def test_a_lost_node_is_replaced_once(stage: Stage) -> None:
+    stage.acts += [
+        when(alive(2), lambda: stage.provider.end(RUN, "node-1", detail="was killed")),
+        when(alive(1), lambda: None),
+        when(alive(2), stage.close),
+    ]
+    stage.run()
+    assert stage.running() == ["node-2", "node-3"]
+    assert [request.count for request in stage.provider.requests] == [2, 1]
+
+
+def test_a_target_that_somebody_else_set_is_followed(stage: Stage) -> None:
+    stage.acts += [
+        when(alive(2), lambda: stage.store.put(KEYS.target, encode(Target(nodes=3))) and None),
+        when(alive(3), stage.close),
+    ]
+    stage.run()
+    assert stage.running() == ["node-1", "node-2", "node-3"]
+
+
+def test_what_ended_before_is_history_and_does_not_slow_the_first_launch(
+    tmp_path: Path, stage: Stage
+) -> None:
+    provider = FakeProvider()
+    cluster = FakeCluster(provider, tmp_path)
+    cluster.launch("earlier", 2)
+    for name in ("node-1", "node-2"):
+        provider.end(RUN, name, exit_code=75)
+    said: list[str] = []
+    with Supervision(
+        cluster,  # type: ignore[arg-type]
+        stage.store,
+        say=said.append,
+        show=lambda seen: stage.close() if alive(2)(seen) else None,
+    ) as supervision:
+        supervision.until_closed(Steering(), stage.ownership)
+    assert said == ["launching 2 nodes: 2 nodes more, to have 2"]
+
+
+def test_a_call_without_an_answer_is_repeated_with_its_token(stage: Stage) -> None:
+    stage.acts += [
+        when(lambda seen: True, lambda: stage.provider.faults.extend([])),
+        when(alive(2), stage.close),
+    ]
+    lost = ProviderUnavailable("no answer")
+    launch, calls = stage.provider.launch, []
+
+    def losing_the_first_answer(request):
+        calls.append(request.token)
+        result = launch(request)
+        if len(calls) == 1:
+            raise lost
+        return result
+
+    stage.provider.launch = losing_the_first_answer  # type: ignore[method-assign]
+    stage.run()
+    assert stage.running() == ["node-1", "node-2"]
+    assert "no answer from the provider: no answer" in stage.said
+    assert len(set(calls)) == 1
+
+
+def test_agents_that_refuse_their_input_end_the_run_with_their_code(stage: Stage) -> None:
+    def refuse() -> None:
+        for name in ("node-1", "node-2"):
+            stage.provider.end(RUN, name, exit_code=2)
+
+    stage.acts.append(when(alive(2), refuse))
+    closed = stage.run()
+    assert (closed.outcome, closed.exit_code) == (Outcome.FAILED, 2)
+    assert "refused its input" in closed.reason
+
+
+def test_a_cancelled_flow_asks_the_agents_to_stop_and_returns_their_word(stage: Stage) -> None:
+    stopped = Closed(outcome=Outcome.PREEMPTED, exit_code=75, reason="saved at step 41")
+
+    def is_asked(seen: Observation) -> bool:
+        return seen.stop == Stop(reason="the flow run was cancelled")
+
+    stage.acts += [
+        when(alive(2), lambda: setattr(stage.steering, "stop", True)),
+        when(is_asked, lambda: stage.close(stopped)),
+    ]
+    assert stage.run() == stopped
+
+
+def test_agents_that_do_not_stop_are_waited_for_until_the_deadline_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_DEADLINE_S", 0.1)
+    stage.acts.append(when(alive(2), lambda: setattr(stage.steering, "stop", True)))
+    closed = stage.run()
+    assert (closed.outcome, closed.exit_code) == (Outcome.PREEMPTED, 75)
+    assert stage.running() == ["node-1", "node-2"]
+
+
+def test_a_second_signal_ends_the_wait_for_the_saved_state(stage: Stage) -> None:
+    stage.acts += [
+        when(alive(2), lambda: setattr(stage.steering, "stop", True)),
+        when(lambda seen: seen.stop is not None, stage.supervision.hurry),
+    ]
+    assert stage.run().outcome is Outcome.PREEMPTED  # after 8 s without the second signal
+
+
+def test_the_time_limit_stops_the_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_DEADLINE_S", 0.1)
+    closed = stage.supervision.until_closed(stage.steering, stage.ownership, 0.0)
+    assert (closed.exit_code, closed.reason) == (75, "the time limit was reached")
+
+
+def test_a_run_that_the_server_holds_for_ended_is_left_as_it_is(stage: Stage) -> None:
+    stage.acts.append(when(alive(2), lambda: setattr(stage.steering, "foreign", True)))
+    with pytest.raises(Fenced):
+        stage.run()
+    assert stage.running() == ["node-1", "node-2"]
+    assert stage.store.read(KEYS.stop) is None
+
+
+def test_a_flow_that_lost_its_lease_stops_acting(stage: Stage) -> None:
+    def take_lease() -> None:
+        owner = stage.store.read(KEYS.owner)
+        assert owner is not None
+        stage.store.revoke(owner.lease)
+
+    stage.acts.append(when(alive(2), take_lease))
+    with pytest.raises(Fenced):
+        stage.run()
+    assert stage.running() == ["node-1", "node-2"]
+
+
+def test_ended_agents_are_not_waited_for(stage: Stage) -> None:
+    stage.acts.append(when(alive(2), stage.close))
+    stage.run()
+    for name in stage.running():
+        stage.provider.end(RUN, name, exit_code=0)
+    assert [node.exit_code for node in stage.supervision.wait_left().instances] == [0, 0]

@@ -40,6 +40,7 @@ Message = TypeVar("Message", bound=WorkerMessage)
 DEADLINE_S: Final = 60.0
 """Bounds every wait; nothing takes so long unless it hangs."""
 
+_STUCK_S: Final = 0.1
 _PORTS: Final = range(20_000, 30_000)
 
 FORKS: Final = multiprocessing.get_context("forkserver")
@@ -174,6 +175,17 @@ class ToyNode:
         deadline = time.monotonic() + DEADLINE_S
         while Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             assert time.monotonic() < deadline, f"{self.name} does not freeze:\n{self.output()}"
+            time.sleep(0.002)
+
+    def wait_until_stuck(self) -> None:
+        """Wait until the worker has used no processor time for a while: it waits in a collective."""
+        deadline, used, since = time.monotonic() + DEADLINE_S, "", time.monotonic()
+        while time.monotonic() - since < _STUCK_S:
+            assert time.monotonic() < deadline, f"{self.name} does not stop working:\n{self.output()}"
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            now_used = f"{stat[0]} {stat[11]} {stat[12]}"
+            if now_used != used or stat[0] != "S":
+                used, since = now_used, time.monotonic()
             time.sleep(0.002)
 
     def exit_code(self) -> int:

@@ -229,10 +229,10 @@ def test_a_writer_that_is_overtaken_while_it_writes_leaves_nothing(
 
     def save_slowly(*arguments: Any) -> None:
         save(*arguments)
-        CheckpointDirectory(directory.path).claim(Token(1, 4), "new")
+        (directory.path / "fence" / "00001-00000004").write_text("new")
 
     monkeypatch.setattr(torch, "save", save_slowly)
-    with pytest.raises((StaleGeneration, OSError)):
+    with pytest.raises(StaleGeneration):
         directory.write(state_at(20), manifest_at(20, generation=3))
     assert names(directory) == []
 

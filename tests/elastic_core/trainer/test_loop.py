@@ -121,6 +121,7 @@ def test_a_survivor_of_a_frozen_peer_is_freed_by_the_next_generation(tmp_path: P
         first, second = run.start("a"), run.start("b", Act(8, "freeze"))
         run.publish(first, second)
         second.wait_until_frozen()
+        first.wait_until_stuck()
         start = time.monotonic()
         run.publish(first, cause=Cause.LOSS)
         resumed = first.wait_for(StepsResumed, lambda message: message.resumption.generation == 2).resumption

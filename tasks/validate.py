@@ -130,8 +130,9 @@ def _fingerprint(job: JobSpec) -> str:
     digest = hashlib.sha256(job.model_dump_json().encode())
     for package in ("classy-vision", "torch", "torchvision"):
         digest.update(f"{package} {version(package)}".encode())
-    trainer = find_spec("elastic_core.trainer")
-    for place in trainer.submodule_search_locations or () if trainer else ():
-        for file in sorted(Path(place).glob("*.py")):
-            digest.update(f"{file.name} {file.stat().st_mtime_ns}".encode())
+    for package in ("elastic_core.trainer", getattr(job.training, "user_package", "")):
+        spec = find_spec(package) if package else None
+        for place in spec.submodule_search_locations or () if spec else ():
+            for file in sorted(Path(place).rglob("*.py")):
+                digest.update(f"{file} {file.stat().st_mtime_ns}".encode())
     return digest.hexdigest()

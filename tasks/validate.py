@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +132,11 @@ def _fingerprint(job: JobSpec) -> str:
     for package in ("classy-vision", "torch", "torchvision"):
         digest.update(f"{package} {version(package)}".encode())
     for package in ("elastic_core.trainer", getattr(job.training, "user_package", "")):
-        spec = find_spec(package) if package else None
+        spec = None
+        with suppress(
+            ModuleNotFoundError, ValueError
+        ):  # the check itself tells of a package that is not there
+            spec = find_spec(package) if package else None
         for place in spec.submodule_search_locations or () if spec else ():
             for file in sorted(Path(place).rglob("*.py")):
                 digest.update(f"{file} {file.stat().st_mtime_ns}".encode())

@@ -8,6 +8,7 @@ what became of them is then kept beside the run's other records.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from elastic_core.cluster.provider import (
     LaunchRequest,
     LaunchResult,
 )
-from elastic_core.errors import InvalidRequest, ProviderError
+from elastic_core.errors import InvalidRequest
 from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import DockerPool
@@ -145,7 +146,8 @@ class DockerProvider:
         """Start new nodes; return those that came to be, and why the others did not.
 
         Raises:
-            ProviderError: None did.
+            InvalidRequest: The engine refused the first one.
+            ProviderUnavailable: It gave no answer; what it made nevertheless is found by the token.
         """
         made: list[Any] = []
         for number in numbers:
@@ -154,7 +156,7 @@ class DockerProvider:
                     container = self._create(request, f"node-{number}", network)
                     self._start(container)
                     self._follow(container)
-            except ProviderError as error:
+            except InvalidRequest as error:
                 if not made:
                     raise
                 return made, str(error)
@@ -267,6 +269,8 @@ class DockerProvider:
     def _keep(self, run: RunId, container: Any) -> None:
         container.reload()
         instance = self._instance(container)
+        if instance.state is not InstanceState.ENDED:
+            instance = replace(instance, state=InstanceState.ENDED, address="", detail="was never started")
         path = self._runs / run / "containers" / f"{instance.name}.{container.labels[TOKEN_LABEL]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")

@@ -181,12 +181,14 @@ def each(containers: Sequence[Any], act: Callable[[Any], None]) -> dict[str, str
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Turn the engine's errors into those that say what to do."""
+    """Turn the engine's errors into those that say what to do.
+
+    The engine says 500 to many a mistake of ours, so whatever it answers is a refusal: only silence
+    means to ask again.
+    """
     try:
         yield
     except APIError as error:
-        if error.is_server_error():
-            raise ProviderUnavailable(f"the Docker engine failed: {error.explanation}") from error
         raise InvalidRequest(f"the Docker engine refused: {error.explanation}") from error
     except (DockerException, RequestException) as error:
         raise ProviderUnavailable(f"the Docker engine does not answer: {error}") from error

@@ -117,8 +117,7 @@ class EtcdContainer:
         """
         with named():
             for container in engine.containers_of(self._client, self._directory.run, ETCD):
-                engine.stop(container, grace_s=2)
-                engine.remove(container)
+                engine.remove(container)  # by force: etcd's data are safe at any moment
 
     def _run(self, record: EtcdContainerRecord) -> EtcdContainerRecord:
         container = self._create(record)

@@ -206,7 +206,7 @@ class EtcdServer:
             time.sleep(_POLL_S)
 
     def _explain_exit(self, code: int) -> None:
-        words = _last_words(self.log.read_text(errors="replace"))
+        words = last_words(self.log.read_text(errors="replace"))
         if "address already in use" in words:
             raise _PortTaken
         self._refuse(f"ended at once with exit code {code}: {words}")
@@ -274,7 +274,7 @@ def free_port(host: str, *, beside: int = 0) -> int:
     return next(port for port in candidates if port != beside and _is_free(host, port))
 
 
-def _last_words(log: str) -> str:
+def last_words(log: str) -> str:
     """Return what the last line of etcd's log says; it is JSON, unless etcd could not even log."""
     last = next((line for line in reversed(log.splitlines()) if line.strip()), "")
     try:

@@ -18,7 +18,7 @@ from elastic_core.errors import ProviderUnavailable
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import DockerPool
 from elastic_core.store.endpoint import DEFAULT_PORT, Endpoint
-from elastic_core.store.server import EtcdOptions, free_port, is_healthy, upkeep_flags
+from elastic_core.store.server import EtcdOptions, free_port, is_healthy, last_words, upkeep_flags
 from tasks.etcd import NoEtcd
 from tasks.providers import docker_engine as engine
 from tasks.providers.docker_engine import ROLE_LABEL, RUN_LABEL, named
@@ -158,7 +158,7 @@ class EtcdContainer:
         while not is_healthy(Endpoint(LOOPBACK, record.port)):
             container.reload()
             if container.status not in ("created", "running"):
-                said = container.logs(tail=_LAST_LINES).decode(errors="replace").strip()
+                said = last_words(container.logs(tail=_LAST_LINES).decode(errors="replace"))
                 raise NoEtcd(f"etcd ended right after its start: {said}")
             if time.monotonic() > deadline:
                 raise NoEtcd(f"etcd did not answer within {START_S:.0f} s: see `docker logs {self._name}`")

@@ -24,6 +24,7 @@ from elastic_core.agent.events import (
     StartWorkers,
     StopRequested,
     StopWorkers,
+    StoreSilent,
     WakeAt,
     WarmForkServer,
     WorkerEnded,
@@ -154,7 +155,8 @@ def release(memory: AgentMemory, event: GenerationPublished, _now: float) -> Com
     memory.part = None
     number = memory.generation = event.generation.number
     said = Say(text=f"standby: released by {_describe(event)}")
-    return [SendToWorkers(message=LeaveGeneration(generation=number)), said]
+    leave = LeaveGeneration(generation=number, cause=event.generation.cause)
+    return [SendToWorkers(message=leave), said]
 
 
 def stop_for_newer(memory: AgentMemory, event: GenerationPublished, now: float) -> Commands:
@@ -250,8 +252,9 @@ def leave_released(memory: AgentMemory, event: GenerationPublished, now: float) 
     if not memory.is_elastic:
         return [said, *_stop(memory, memory.policy.stop_grace, now)]
     memory.deadline = now + memory.policy.stop_grace
-    send = SendToWorkers(message=LeaveGeneration(generation=event.generation.number))
-    return [said, send, WakeAt(at=memory.deadline)]
+    newer = event.generation
+    leave = LeaveGeneration(generation=newer.number, cause=newer.cause)
+    return [said, SendToWorkers(message=leave), WakeAt(at=memory.deadline)]
 
 
 def save_and_leave(memory: AgentMemory, _event: object, now: float) -> Commands:
@@ -294,6 +297,13 @@ def leave_finished(memory: AgentMemory, _event: object, now: float) -> Commands:
 def leave_unfit(memory: AgentMemory, event: NodeUnfit, now: float) -> Commands:
     """End this node by its own error; the others go on."""
     return _leave(memory, ExitCode.FAILED, event.reason, now)
+
+
+def leave_unheard(memory: AgentMemory, event: StoreSilent, now: float) -> Commands:
+    """Nobody will ever say what to do: end, rather than wait and cost money for ever."""
+    is_done = memory.policy.slots == len(memory.finished)
+    reason = f"the store did not answer for {event.seconds:.0f} s"
+    return _leave(memory, ExitCode.OK if is_done else ExitCode.BELOW_MINIMUM, reason, now)
 
 
 def leave_fenced(memory: AgentMemory, _event: LeaseEnded, now: float) -> Commands:

@@ -7,6 +7,7 @@ store, so that workers are stopped and signals obeyed also while it is away.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -47,6 +48,7 @@ from elastic_core.agent.events import (
     SendToWorkers,
     StartWorkers,
     StopWorkers,
+    StoreSilent,
     TimeAdvanced,
     WakeAt,
     WarmForkServer,
@@ -184,22 +186,35 @@ class AgentDriver:
 
     def _turn(self) -> None:
         """Wait for the next fact, at most until the requested wake-up."""
-        now = self._clock.monotonic()
-        try:
-            timeout = None if self._wake_at is None else max(0.0, self._wake_at - now)
-            fact = self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            self._wake_at = None
-            self._handle(TimeAdvanced())
-            return
+        with contextlib.suppress(queue.Empty):
+            self._take(self._inbox.get(timeout=self._patience()))
+        if self._exit is None:
+            self._look_at_the_clock()
+
+    def _take(self, fact: AgentEvent | WorkerEvent | _ThreadFailed) -> None:
         if isinstance(fact, _ThreadFailed):
             self._exit = Exit(code=ExitCode.FAILED, reason=f"a bug of the agent: {fact.reason}")
             return
-        event = _agent_event(fact)
-        if isinstance(event, ForkServerReady) and isinstance(fact, ForkServerWarmed):
+        if isinstance(fact, ForkServerWarmed):
             _LOG.info("fork server is warm", seconds=round(fact.seconds, 3), notice=fact.notice or None)
+        event = _agent_event(fact)
         if self._concerns_us(event):
             self._handle(event)
+
+    def _patience(self) -> float:
+        due = self._settings.waits.join / 4
+        if self._wake_at is not None:
+            due = min(due, self._wake_at - self._clock.monotonic())
+        return max(0.0, due)
+
+    def _look_at_the_clock(self) -> None:
+        now = self._clock.monotonic()
+        if self._wake_at is not None and now >= self._wake_at:
+            self._wake_at = None
+            self._handle(TimeAdvanced())
+        silence = now - self._outbox.heard_at
+        if silence > self._settings.waits.join:
+            self._handle(StoreSilent(seconds=silence))
 
     def _concerns_us(self, event: AgentEvent) -> bool:
         """Sort out what an earlier incarnation was told, and tell the parts that care."""

@@ -163,6 +163,13 @@ class NodeUnfit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSilent:
+    """The store has not answered for as long as a run may wait for its nodes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAdvanced:
     """A requested wake-up came; ticks that nobody asked for are harmless."""
 
@@ -182,6 +189,7 @@ AgentEvent = (
     | DrainRequested
     | ForceRequested
     | NodeUnfit
+    | StoreSilent
     | TimeAdvanced
 )
 

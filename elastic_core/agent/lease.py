@@ -101,6 +101,11 @@ class NodeLease:
         """Whose lease it is."""
         return self._standing.record.node_id
 
+    @property
+    def last_renewed(self) -> float:
+        """Monotonic time of the last confirmed renewal."""
+        return self._keep.last_renewed
+
     def close(self) -> None:
         """Stop renewing and watching; the lease lives on until it is revoked or its TTL ends."""
         self._closed.set()

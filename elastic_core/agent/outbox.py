@@ -80,6 +80,7 @@ class Outbox:
         self._items: deque[_Item] = deque()
         self._progress: _Value | None = None
         self._progress_at = -PROGRESS_S
+        self._heard_at = clock.monotonic()
         self._is_writing = False
         self._closing = False
         self._standing: Standing | None = None
@@ -92,6 +93,13 @@ class Outbox:
         """The registration in force, as far as is known here."""
         with self._changed:
             return self._standing
+
+    @property
+    def heard_at(self) -> float:
+        """Monotonic time at which the store answered last, by what is known here."""
+        with self._changed:
+            lease = self._lease
+            return max(self._heard_at, lease.last_renewed if lease else self._heard_at)
 
     def register(self, record: NodeRecord) -> None:
         """Register under the record's node id; `Registered` is told when it stands."""
@@ -139,6 +147,7 @@ class Outbox:
         while (item := self._next()) is not None:
             try:
                 self._perform(item)
+                self._heard_at = self._clock.monotonic()
             except StoreUnavailable as error:
                 self._keep(item, error)
             except StoreError as error:

@@ -26,6 +26,7 @@ from elastic_core.agent.events import (
     Registered,
     RunClosed,
     StopRequested,
+    StoreSilent,
     TimeAdvanced,
     WorkerEnded,
     WorkersStopped,
@@ -346,6 +347,10 @@ _ANY: Final = (
         for state in (S.REGISTERING, S.WARMING, S.STANDBY, S.TRAINING)
     ),
     *(
+        _row(state, StoreSilent, S.LEAVING, do.leave_unheard, "nobody will say what to do")
+        for state in (S.REGISTERING, S.WARMING, S.STANDBY, S.FINISHED, S.STOPPED)
+    ),
+    *(
         _row(state, fact, state, do.pass_on, "rank 0 tells")
         for state in (S.TRAINING, S.STOPPING, S.DRAINING, S.HALTING, S.LEAVING)
         for fact in (ProgressMade, StepsResumed, TrainingFinished)
@@ -370,7 +375,7 @@ ROWS: Final[tuple[Row, ...]] = (
 
 _LATE: Final[tuple[type, ...]] = (
     WorkerAttached, WorkerReady, GenerationLeft, GroupBroken, WorkerFailed, ProgressMade, StepsResumed,
-    TrainingFinished, GenerationPublished, ForkServerReady, Registered, TimeAdvanced,
+    TrainingFinished, GenerationPublished, ForkServerReady, Registered, TimeAdvanced, StoreSilent,
 )  # fmt: skip
 """May come in any state: a worker speaks while it is being ended, a timer was set for what is past."""
 _UNIMPORTANT: Final[tuple[type, ...]] = (

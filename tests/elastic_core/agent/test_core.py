@@ -26,6 +26,7 @@ from elastic_core.agent.events import (
     StartWorkers,
     StopRequested,
     StopWorkers,
+    StoreSilent,
     TimeAdvanced,
     WakeAt,
     WarmForkServer,
@@ -671,6 +672,24 @@ def test_a_closed_run_ends_every_agent_with_its_code() -> None:
     ):
         state.after([]).tell(closed, WorkersStopped())
         assert state.acts == [StopWorkers(grace=5.0), Exit(code=3, reason="1 failure, budget 0")]
+
+
+@scene
+def test_an_agent_that_has_nothing_to_do_ends_when_the_store_stays_away() -> None:
+    silent = StoreSilent(seconds=601)
+    for state, code in (
+        (Scene("torchrun").tell(AgentStarted()), 69),
+        (Scene("torchrun").tell(AgentStarted(), Registered(node_id=ME)), 69),
+        (torchrun(), 69),
+        (torchrun(published(1), STOP, WorkersStopped()), 69),
+        (torchrun(published(1), ended(0)), 0),
+    ):
+        state.after([]).tell(silent, WorkersStopped())
+        assert state.acts[-1] == Exit(code=code, reason="the store did not answer for 601 s")
+
+
+def test_training_goes_on_however_long_the_store_stays_away() -> None:
+    assert torchrun(published(1)).tell(StoreSilent(seconds=9_000)).acts == []
 
 
 def test_late_facts_change_nothing_once_the_agent_has_ended() -> None:

@@ -25,7 +25,7 @@ from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.lease import Standing, register
 from elastic_core.agent.outbox import Outbox
 from elastic_core.agent.process import Entrypoint
-from elastic_core.agent.settings import AgentSettings
+from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.clock import SystemClock
 from elastic_core.ids import NO_LEASE, LeaseId, NodeId, Revision, RunId
 from elastic_core.model.codec import decode, encode
@@ -465,21 +465,25 @@ class BrokenStore(MemoryStore):
         raise ZeroDivisionError("planted")
 
 
+SLEEPER = AgentSettings(
+    min_nodes=1, max_nodes=1, slots=1, run=KEYS.run, name="a", entrypoint=Entrypoint("command", "sleep"),
+    args=("1000",),
+)  # fmt: skip
+
+
 def test_a_thread_that_dies_of_a_bug_takes_the_agent_with_it(world: World) -> None:
-    settings = AgentSettings(
-        min_nodes=1,
-        max_nodes=1,
-        slots=1,
-        run=KEYS.run,
-        name="a",
-        entrypoint=Entrypoint("command", "sleep"),
-        args=("1000",),
-    )
-    driver = AgentDriver(settings, BrokenStore(world.server), address="127.0.0.1", clock=CLOCK)
+    driver = AgentDriver(SLEEPER, BrokenStore(world.server), address="127.0.0.1", clock=CLOCK)
     ended = driver.run()
     assert ended.code == 1
     assert "ZeroDivisionError: planted" in ended.reason
     assert world.store.read(KEYS.node(driver.node_id)) is None
+
+
+def test_an_agent_whose_store_never_comes_back_ends_after_the_join_timeout(world: World) -> None:
+    world.server.go_away()
+    settings = replace(SLEEPER, waits=Waits(join=0.4))
+    ended = AgentDriver(settings, MemoryStore(world.server), address="127.0.0.1", clock=CLOCK).run()
+    assert (ended.code, ended.reason) == (69, "the store did not answer for 0 s")
 
 
 def test_values_that_nobody_of_ours_wrote_are_not_there(world: World) -> None:

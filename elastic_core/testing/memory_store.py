@@ -167,6 +167,9 @@ class MemoryServer:
         self._check(conditions, operations)
         if not all(self._holds(condition) for condition in conditions):
             return TxnResult(False, self._revision), 0
+        for operation in operations:  # etcd looks at leases only when it is about to write
+            if isinstance(operation, Put) and operation.lease not in (NO_LEASE, *self._leases):
+                raise StoreRefused("requested lease not found")
         revision = Revision(self._revision + 1)
         events: list[WatchEvent] = []
         for operation in operations:
@@ -230,9 +233,6 @@ class MemoryServer:
             for delete in deletes
         ):
             raise StoreRefused("duplicate key given in txn request")
-        for put in puts:
-            if put.lease != NO_LEASE and put.lease not in self._leases:
-                raise StoreRefused("requested lease not found")
 
     def _holds(self, condition: Condition) -> bool:
         entry = self._entries.get(condition.key)

@@ -44,9 +44,11 @@ def test_stop_ends_the_process_also_a_frozen_one_and_may_be_repeated(tmp_path: P
     pid = server.pid
     os.kill(pid, signal.SIGSTOP)
 
-    server.stop()
+    started = time.monotonic()
+    server.stop(grace_s=30)
     server.stop()
 
+    assert time.monotonic() - started < 20, "it was killed after the grace instead of woken"
     assert server.pid == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -241,6 +241,13 @@ def test_a_write_on_a_lease_that_is_gone_is_refused(client: Store, base: str) ->
         client.transact([], [Put(base + "a", b"", lease)])
 
 
+def test_a_transaction_whose_condition_fails_does_not_care_for_its_leases(client: Store, base: str) -> None:
+    lease = client.grant(60)
+    client.revoke(lease)
+    result = client.transact([Created(base + "mine", 7)], [Put(base + "a", b"", lease)])
+    assert not result.succeeded
+
+
 def test_a_lease_that_nobody_renews_ends_and_its_keys_with_it(client: Store, base: str) -> None:
     lease = client.grant(TTL_S)
     client.put(base + "a", b"", lease)

@@ -18,9 +18,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic_core.errors import StoreRefused, StoreUnavailable
-from elastic_core.ids import RunId
-from elastic_core.model.codec import decode
-from elastic_core.model.membership import Closed, Outcome
+from elastic_core.ids import NodeId, RunId
+from elastic_core.model.codec import decode, encode
+from elastic_core.model.membership import Assignment, Closed, Outcome
 from elastic_core.rendezvous.rounds import RoundPolicy
 from elastic_core.store.keys import RunKeys
 from elastic_core.testing.memory_store import NO_ANSWER, Fault, MemoryServer, MemoryStore
@@ -182,6 +182,16 @@ def test_a_fenced_agent_restarts_its_workers_and_comes_back_as_another_node(grou
     assert node_id(b) != before
 
 
+def test_a_lone_agent_that_was_fenced_restarts_its_workers_though_nobody_recalls_it() -> None:
+    group = Group(min_nodes=1, max_nodes=1)
+    agent = group.agent()
+    group.round(agent)
+    fence(group, agent)
+    await_recall(agent)
+    assert group.round(agent)[0].world_size == 1
+    group.close()
+
+
 def test_the_loss_of_the_coordinator_costs_no_more_than_any_other(group: Group) -> None:
     agents = [group.agent() for _ in range(3)]
     group.round(*agents)
@@ -219,6 +229,17 @@ def test_too_few_agents_are_a_timeout_that_says_how_many_there_are_and_leave_not
     with pytest.raises(RendezvousTimeoutError, match="1 nodes are there, at least 2 are needed"):
         group.agent().next_rendezvous()
     assert group.stores[0].read_prefix(KEYS.nodes).entries == ()
+
+
+def test_what_a_dead_coordinator_left_half_written_is_not_part_of_the_round(group: Group) -> None:
+    a, b = group.agent(), group.agent()
+    ghost = Assignment(number=1, node_id=NodeId("ghost.1"), group_rank=0, first_rank=0, slots=1)
+    group.stores[0].put(KEYS.assignment(1, ghost.node_id), encode(ghost))
+
+    group.round(a, b)
+
+    entries = group.stores[0].read_prefix(KEYS.generation(1)).entries
+    assert {entry.key for entry in entries} == {KEYS.assignment(1, NodeId(node_id(each))) for each in (a, b)}
 
 
 # ---- the end ---------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def test_survivors_of_the_elastic_api_go_on_without_being_stopped() -> None:
 @scene
 def test_a_generation_without_this_node_makes_it_a_standby_that_stays_set_up() -> None:
     released = elastic(published(1)).tell(without_me(2))
-    assert released.acts == [SendToWorkers(message=LeaveGeneration(generation=2))]
+    assert released.acts == [SendToWorkers(message=LeaveGeneration(generation=2, cause=Cause.START))]
     assert released.state is AgentState.STANDBY
     assert released.tell(left(1), published(3)).state is AgentState.TRAINING
 
@@ -458,7 +458,10 @@ def test_a_draining_node_trains_on_until_the_others_go_on_without_it() -> None:
     ]
     draining.commands = []
     draining.tell(without_me(2))
-    assert draining.acts == [SendToWorkers(message=LeaveGeneration(generation=2)), WakeAt(at=130.0)]
+    assert draining.acts == [
+        SendToWorkers(message=LeaveGeneration(generation=2, cause=Cause.START)),
+        WakeAt(at=130.0),
+    ]
     draining.commands = []
     draining.tell(left(1), ended(-15), WorkersStopped())
     assert draining.acts == [StopWorkers(grace=1.0), Exit(code=75, reason="drained: SIGTERM")]

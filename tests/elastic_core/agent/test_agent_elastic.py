@@ -91,6 +91,7 @@ def test_two_nodes_train_to_the_end_and_both_exit_with_zero(run: StubRun) -> Non
     assert run.facts().nodes == {}
 
 
+@pytest.mark.slow
 def test_a_late_joiner_learns_the_outcome_and_starts_no_worker(run: StubRun) -> None:
     run.node("a", "1", steps=20).wait()
     late = run.node("b", "1", steps=20)
@@ -117,6 +118,7 @@ def test_a_killed_node_is_lost_long_before_its_lease_ends_and_the_others_go_on(r
     run.wait_step(resumed.step_resumed + 10)
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_replaced_and_its_node_lost(run: StubRun) -> None:
     for name in "abc":
         run.node(name, "1:3")
@@ -130,6 +132,7 @@ def test_a_killed_coordinator_is_replaced_and_its_node_lost(run: StubRun) -> Non
     assert run.facts().leader not in ("", leader)
 
 
+@pytest.mark.slow
 def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> None:
     first = run.node("a", "1:2")
     run.wait_step(20)
@@ -144,6 +147,7 @@ def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> No
     assert len({note["pid"] for note in run.notes("entered") if note["rank"] == 0}) == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> None:
     for name in "ab":
         run.node(name, "1:2")
@@ -159,6 +163,7 @@ def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> 
     assert resumed.step_resumed == resumed.step_before + 1
 
 
+@pytest.mark.slow
 def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> None:
     for name in "ab":
         run.node(name, "1:2")
@@ -174,6 +179,7 @@ def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> No
     assert {member.node_id[0] for member in entry.members} == {"b", "c"}
 
 
+@pytest.mark.slow
 def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun) -> None:
     agents = [run.node("a", "2", "--max-restarts=1"), run.node("b", "2", "--max-restarts=1")]
     run.wait_entered(1)
@@ -192,6 +198,7 @@ def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun)
         assert any("ValueError: bad label 7 at stub.py:1" in line for line in agent.last_lines())
 
 
+@pytest.mark.slow
 def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: StubRun) -> None:
     only = run.node("a", "1")
     run.wait_step(20)
@@ -205,6 +212,7 @@ def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: S
     assert {note["step"] for note in run.notes("entered")} == {0, left["step"]}
 
 
+@pytest.mark.slow
 def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(run: StubRun) -> None:
     agents = [run.node("a", "2"), run.node("b", "2")]
     run.wait_entered(1)
@@ -215,6 +223,7 @@ def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(ru
     assert all(note["saved"] for note in run.notes("left"))
 
 
+@pytest.mark.slow
 def test_an_error_of_one_node_ends_that_node_only(run: StubRun) -> None:
     (run.shared / "refuse-b").touch()
     healthy = run.node("a", "1:2")

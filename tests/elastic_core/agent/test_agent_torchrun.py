@@ -115,12 +115,14 @@ def test_a_programs_own_exit_code_is_the_agents(run: ScriptRun) -> None:
     assert any("rank 0 on node a." in line and "ended with code 3" in line for line in agent.last_lines())
 
 
+@pytest.mark.slow
 def test_a_program_killed_by_a_signal_ends_the_agent_with_128_and_its_number(run: ScriptRun) -> None:
     agent = run.node("a", "--no-python", "bash", "-c", "kill -9 $$", nodes="1")
     assert agent.wait() == 137
     assert "died by signal 9 (SIGKILL), possibly out of memory" in agent.last_lines()[-1]
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_even_parse_ends_without_a_restart_and_names_the_line(run: ScriptRun) -> None:
     script = run.shared / "broken.py"
     script.write_text("x = 1\nif x\n    pass\n")
@@ -132,6 +134,7 @@ def test_a_script_that_does_not_even_parse_ends_without_a_restart_and_names_the_
         assert any("SyntaxError" in line and "broken.py:2" in line for line in agent.last_lines())
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_be_read_on_one_node_any_more_ends_only_that_node(run: ScriptRun) -> None:
     script = run.shared / "program.sh"
     mine = run.shared / "mine.py"
@@ -150,6 +153,7 @@ def test_a_script_that_cannot_be_read_on_one_node_any_more_ends_only_that_node(r
     assert healthy.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_same_run_id_after_success_is_told_which_run_holds_it_and_another_one_trains(
     run: ScriptRun,
 ) -> None:
@@ -161,6 +165,7 @@ def test_the_same_run_id_after_success_is_told_which_run_holds_it_and_another_on
     assert run.node("a", f"--rdzv-id={run.keys.run}-b", *program, nodes="1").wait() == 0
 
 
+@pytest.mark.slow
 def test_a_killed_agent_leaves_no_process_and_no_port_behind(run: ScriptRun) -> None:
     agent = run.node("a", "--nproc-per-node=2", "--no-python", "sleep", "1000", nodes="1")
     port = run.wait_entered(1).generation.master_port
@@ -172,6 +177,7 @@ def test_a_killed_agent_leaves_no_process_and_no_port_behind(run: ScriptRun) -> 
         probe.bind(("", port))
 
 
+@pytest.mark.slow
 def test_what_a_killed_agent_left_on_disk_is_swept_by_the_next(run: ScriptRun) -> None:
     temporary = run.shared / "tmp"
     temporary.mkdir()
@@ -189,6 +195,7 @@ def test_what_a_killed_agent_left_on_disk_is_swept_by_the_next(run: ScriptRun) -
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_node_whose_program_ignores_the_first(run: ScriptRun) -> None:
     script = "trap '' TERM; touch $0; while true; do sleep 0.1; done"
     agent = run.node("a", "--no-python", "bash", "-c", script, str(run.shared / "trapped"), nodes="1")

@@ -41,6 +41,7 @@ from elastic_core.agent.table import ROWS, AgentState
 from elastic_core.errors import IllegalEvent
 from elastic_core.ids import NodeId
 from elastic_core.model.failure import Failure
+from elastic_core.model.membership import Cause
 from elastic_core.model.messages import (
     EnterGeneration,
     LeaveGeneration,

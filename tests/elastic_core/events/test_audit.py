@@ -85,7 +85,7 @@ def test_a_later_attempt_counts_its_generations_anew_and_is_still_the_newer() ->
 
 
 def test_missed_and_repeated_ids_are_counted_and_named() -> None:
-    lines = [start(1, 0), prepare(1, 0, 0, 1, 1, 3, 3, 3), commit(1, 0), prepare(1, 1, 9, e=1), commit(1, 1)]
+    lines = [start(1, 0), prepare(1, 0, 0, 1, 1, 3, 3, 3), commit(1, 0), prepare(1, 1, 5, e=1), commit(1, 1)]
     audit = fold_audit([lines], dataset=5, is_finished=False)
     assert audit.epochs[0] == EpochAudit(
         epoch=0,

@@ -21,6 +21,9 @@ NO_LEASE: Final = LeaseId(0)
 NO_REVISION: Final = Revision(0)
 """The revision of a key that does not exist."""
 
+NO_NODE: Final = NodeId("")
+"""Where a node could be named and none is."""
+
 NAME_PATTERN: Final = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
 _NAME: Final = re.compile(NAME_PATTERN)
 _INCARNATION: Final = re.compile(r"^[a-z0-9]{1,16}$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic_core.ids import NodeId
+from elastic_core.ids import NO_NODE, NodeId
 
 
 class Cause(StrEnum):
@@ -70,7 +70,7 @@ class Assignment:
     group_rank: int
     first_rank: int
     slots: int
-    successor: NodeId = NodeId("")
+    successor: NodeId = NO_NODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

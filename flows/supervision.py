@@ -14,7 +14,7 @@ from math import inf
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from elastic_core.cluster.provider import Instance, LaunchResult
+from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
 from elastic_core.errors import ElasticError, LeaseLost, ProviderError, ProviderUnavailable
 from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId, instance_of
@@ -75,6 +75,7 @@ class Supervision:
         self._instances: Sequence[Instance] = cluster.instances()
         # What ended before this loop began is history: it is not replaced, and slows nothing down.
         self._bygone = {instance.name for instance in self._instances if instance.state not in ALIVE}
+        self._ended: set[str] = set()
         self._registered: set[NodeId] = set()
         self._listed_at = float("-inf")
         self._hurried = False
@@ -212,9 +213,19 @@ class Supervision:
         if fresh or registered != self._registered or now - self._listed_at >= TICK_S:
             self._registered, self._listed_at = registered, now
             self._instances = self._cluster.instances()
+            self._tell_ends()
             observation = self._watch.observation(self._instances)
         self._show(observation)
         return observation
+
+    def _tell_ends(self) -> None:
+        """Say why nodes ended, once each, where the provider knows."""
+        for instance in self._instances:
+            told = instance.name in self._ended or instance.name in self._bygone
+            if instance.state is InstanceState.ENDED and not told:
+                self._ended.add(instance.name)
+                if instance.detail:
+                    self._say(f"{instance.name} ended: {instance.detail}")
 
     def _alive(self) -> list[Instance]:
         return [instance for instance in self._instances if instance.state in ALIVE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from elastic_core.cluster.provider import InstanceState
 from elastic_core.events.audit import SampleAudit, fold_audit
 from elastic_core.events.lines import parse_lines
 from elastic_core.events.metrics import MetricLine, dataset_size, parse_metrics
 from elastic_core.events.record import RunRecord
 from elastic_core.events.report import Enclosures, RunReport, build_report
 from elastic_core.exits import ExitCode
+from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.membership import Closed, Outcome
+from elastic_core.model.progress import HistoryEntry
 from tasks.pictures import draw_all
 from tasks.runs import RunDirectory
 from tasks.watch import Observation
@@ -74,13 +78,26 @@ def gather(
         job=directory.job(),
         closed=closed,
         marks=directory.marks(ended_at=now),
-        history=seen.history,
+        history=_with_causes(seen),
         resumptions=seen.resumptions,
         failures=seen.failures,
         result=seen.result,
         progress=seen.progress,
         lines=lines,
         audit=_audit(directory, closed, seen, lines) if audited else None,
+    )
+
+
+def _with_causes(seen: Observation) -> tuple[HistoryEntry, ...]:
+    """Return the history, with what the provider knows of the ends of lost nodes beside what was seen."""
+    causes = {node.name: node.detail for node in seen.instances if node.state is InstanceState.ENDED}
+
+    def told(node: NodeId, how: str) -> str:
+        return "; ".join(part for part in (how, causes.get(instance_of(node), "")) if part)
+
+    return tuple(
+        replace(entry, lost={node: told(node, how) for node, how in entry.lost.items()})
+        for entry in seen.history
     )
 
 

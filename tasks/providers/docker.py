@@ -238,11 +238,14 @@ class DockerProvider:
 
     def _follow(self, container: Any) -> None:
         if self._logs:
-            labels = container.labels
-            self._logs.follow(container, self._log(labels[RUN_LABEL], labels[NODE_LABEL]))
+            run, node = container.labels[RUN_LABEL], container.labels[NODE_LABEL]
+            self._logs.follow(container, self._log(run, node), self._ends(run) / f"{node}.copied")
 
     def _log(self, run: str, node: str) -> Path:
         return self._runs / run / "logs" / node / "agent.log"
+
+    def _ends(self, run: str) -> Path:
+        return self._runs / run / "containers"
 
     def _instance(self, container: Any) -> Instance:
         state = container.attrs["State"]
@@ -263,7 +266,7 @@ class DockerProvider:
         """Return token and node of every container that was removed."""
         return [
             (path.name.split(".", 1)[1].removesuffix(".json"), decode(Instance, path.read_bytes()))
-            for path in (self._runs / run / "containers").glob("node-*.*.json")
+            for path in self._ends(run).glob("node-*.*.json")
         ]
 
     def _keep(self, run: RunId, container: Any) -> None:
@@ -271,7 +274,7 @@ class DockerProvider:
         instance = self._instance(container)
         if instance.state is not InstanceState.ENDED:
             instance = replace(instance, state=InstanceState.ENDED, address="", detail="was never started")
-        path = self._runs / run / "containers" / f"{instance.name}.{container.labels[TOKEN_LABEL]}.json"
+        path = self._ends(run) / f"{instance.name}.{container.labels[TOKEN_LABEL]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
         draft.write_bytes(encode(instance))

@@ -33,11 +33,17 @@ class LogFollowers:
         self._threads: dict[str, threading.Thread] = {}
         self._closing = threading.Event()
 
-    def follow(self, container: Any, path: Path) -> None:
-        """Copy what a container says to the end of a file; done once for each container."""
+    def follow(self, container: Any, path: Path, stamp_file: Path) -> None:
+        """Copy what a container says to the end of a file; done once for each container.
+
+        Args:
+            container: What speaks.
+            path: Where its words go.
+            stamp_file: Where it is kept up to which time they were copied.
+        """
         if container.id in self._threads:
             return
-        copy = LogCopy(container, path, self._closing)
+        copy = LogCopy(container, path, stamp_file, self._closing)
         thread = threading.Thread(target=copy.run, name=f"log-{container.name}", daemon=True)
         self._threads[container.id] = thread
         thread.start()
@@ -52,15 +58,16 @@ class LogFollowers:
 class LogCopy:
     """One container's log and its file."""
 
-    def __init__(self, container: Any, path: Path, closing: threading.Event) -> None:
+    def __init__(self, container: Any, path: Path, stamp_file: Path, closing: threading.Event) -> None:
         self._container = container
         self._path = path
-        self._stamp_file = path.with_name(f".{path.name}.copied")
+        self._stamp_file = stamp_file
         self._closing = closing
 
     def run(self) -> None:
         """Copy until the container has ended and its last line is copied."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        for file in (self._path, self._stamp_file):
+            file.parent.mkdir(parents=True, exist_ok=True)
         while True:
             # Asked before the lines are read: what ended then has said all that it will.
             is_last = self._closing.is_set() or not self._runs()

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from elastic_core.cluster.provider import Instance, InstanceState
 from elastic_core.events.ledger import Spent
 from elastic_core.events.report import RunReport
 from elastic_core.model.job import JobSpec
@@ -99,6 +101,14 @@ def shown(report: RunReport) -> str:
     stream = io.StringIO()
     reports.render(report, Console(file=stream, width=140))
     return stream.getvalue()
+
+
+def test_why_a_lost_node_ended_is_told_beside_how_that_was_noticed(tmp_path: Path) -> None:
+    run = Trained(tmp_path)
+    ended = Instance(name="b", state=InstanceState.ENDED, detail="container memory limit 64 MiB reached")
+    seen = replace(run.seen, instances=(ended,))
+    record = reports.gather(run.directory, SUCCEEDED, seen, now=ZERO + 21)
+    assert list(record.history[1].lost.values()) == ["lease ended; container memory limit 64 MiB reached"]
 
 
 def test_the_files_of_a_run_and_its_store_make_one_report(trained: Trained) -> None:

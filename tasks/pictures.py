@@ -98,7 +98,7 @@ def draw_curve(lines: Iterable[MetricLine], path: Path) -> bool:
     if tested:
         _draw_accuracy(loss, tested)
     changes = _draw_changes(loss, train)
-    _title(loss, _curve_fact(train, tested, changes))
+    _title(loss, _curve_fact(train, tested, changes), pad=20)
     return _save(figure, path)
 
 
@@ -122,12 +122,13 @@ def _draw_changes(loss: Axes, train: Sequence[MetricLine]) -> int:
     for line in changes:
         loss.axvline(line.step, color=GREY, linestyle="--", linewidth=0.9, zorder=0)
     if 0 < len(changes) <= _LABELS:
+        above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        room, free_from = 0.04 * (train[-1].step + 1), -1.0
         for line in [train[0], *changes]:
-            loss.annotate(
-                f"{line.world_size} w",
-                (line.step, 1.0), xycoords=("data", "axes fraction"),
-                xytext=(3, -10), textcoords="offset points", fontsize=8, color="#555555",
-            )  # fmt: skip
+            if line.step >= free_from:  # the sizes of short generations would overlap
+                place: dict[str, Any] = {"xy": (line.step, 1.0), "xytext": (0, 3), "ha": "center"}
+                loss.annotate(f"{line.world_size} w", fontsize=8, color="#555555", **place, **above)
+                free_from = line.step + room
     return len(changes)
 
 

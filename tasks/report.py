@@ -217,7 +217,7 @@ def _generations_table(report: RunReport) -> Table:
             f"{row.published_at - report.started_at:.1f} s",
             row.cause,
             str(row.world_size),
-            ", ".join(member.node_id for member in row.members),
+            ", ".join(instance_of(NodeId(member.node_id)) for member in row.members),
             "" if row.step is None else f"{row.step} ({row.source})",
             f"{row.cost_s:.2f} s" if row.cost_s else "",
         )

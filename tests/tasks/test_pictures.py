@@ -57,6 +57,16 @@ def test_the_curve_says_what_was_reached_and_marks_the_changes(tmp_path: Path, f
     assert [text.get_text() for text in loss.texts] == ["2 w", "1 w"]
 
 
+def test_the_sizes_of_short_lived_groups_do_not_overlap(tmp_path: Path, figures: list[Figure]) -> None:
+    worlds = [1] * 40 + [2, 3, 4] + [5] * 57
+    lines = [step(n, n, g=size, world_size=size, figures={"loss": 1.0}) for n, size in enumerate(worlds)]
+    assert pictures.draw_curve(lines, tmp_path / "curve.png")
+    texts = figures[0].axes[0].texts
+    assert [text.get_text() for text in texts] == ["1 w", "2 w"]
+    boxes = [text.get_window_extent() for text in texts]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
 def test_without_an_evaluation_the_curve_tells_how_the_loss_fell(
     tmp_path: Path, figures: list[Figure]
 ) -> None:

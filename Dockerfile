@@ -1,5 +1,5 @@
-# One image for agents and workers. The base is what you would take anyway; any image with
-# Python >= 3.11 will do, and a torch that it already has is kept.
+# One image for agents, workers and the run's etcd. The base is what you would take anyway; any image
+# with Python >= 3.11 will do, and a torch that it already has is kept. `make image` builds it.
 ARG BASE=pytorch/pytorch:2.10.0-cuda12.8-cudnn9-runtime
 FROM ${BASE}
 
@@ -21,14 +21,15 @@ COPY elastic_core /src/elastic_core
 RUN python3 -m pip install --no-cache-dir --break-system-packages --no-deps /src && rm -r /src
 
 # Checkpoints, logs and data are mounted below /elastic; everything else may be read-only.
-RUN useradd --uid 1000 --create-home --home-dir /home/elastic elastic \
-    && install --directory --owner elastic /elastic
-USER elastic
+# Some bases have a user 1000 already.
+RUN id 1000 >/dev/null 2>&1 || useradd --uid 1000 --create-home elastic; \
+    install --directory --owner 1000 /elastic
+USER 1000:1000
 WORKDIR /elastic
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 TMPDIR=/tmp
 
-# The agent answers probes as long as it is alive; what it says of its node is in etcd. Here it is enough
-# to know that process 1's child is our agent and not a shell that swallows signals.
+# Asks the agent as another node would: a frozen one is as ill as a dead one. What becomes of the node is
+# the rendezvous's business, so nothing but `docker ps` depends on it.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
     CMD ["python3", "-m", "elastic_core.agent.health"]
 

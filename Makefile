@@ -2,6 +2,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 JOB ?= examples/digits.yaml
+POOL ?=
+IMAGE ?= elastic-train:latest
+BASE ?=
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, not {v.major}.{v.minor}: make PYTHON=/path/to/python3.11 ...")'
@@ -22,8 +25,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: train
-train: $(STAMP) ## Train JOB (default: handwritten digits on two local nodes); ARGS='--set nodes.target=3'
-	@$(BIN)/elastic-train train $(JOB) $(ARGS)
+train: $(STAMP) ## Train JOB (default: digits on two local nodes); POOL=docker; ARGS='--set nodes.target=3'
+	@if [ '$(POOL)' = docker ]; then docker image inspect $(IMAGE) >/dev/null 2>&1 || $(MAKE) --no-print-directory image; fi
+	@$(BIN)/elastic-train train $(JOB) $(if $(POOL),--set pool.kind=$(POOL)) \
+		$(if $(filter docker,$(POOL)),--set pool.image=$(IMAGE)) $(ARGS)
+
+.PHONY: image
+image: ## Build IMAGE, on BASE if given, for nodes as containers
+	@docker build --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) .
 
 .PHONY: demo
 demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that nothing was lost
@@ -32,6 +41,12 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 .PHONY: test
 test: $(STAMP) ## Run the quick tests
 	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws' $(ARGS)
+
+.PHONY: test-docker
+test-docker: $(STAMP) ## Run the tests that need a Docker engine, on images made of this environment
+	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages
+	@$(MAKE) --no-print-directory image IMAGE=elastic-train:test BASE=elastic-train-base:test
+	@$(BIN)/python -m pytest -q -m docker --timeout 300 $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## Check lint, format, types and import contracts

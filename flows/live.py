@@ -17,10 +17,12 @@ from elastic_core.events.ledger import fold_ledger
 from elastic_core.events.metrics import MetricLine
 from elastic_core.events.record import RunRecord
 from elastic_core.exits import ExitCode
+from elastic_core.ids import instance_of
 from elastic_core.model.membership import Closed, Outcome
 from elastic_core.model.node import NodePhase
 from elastic_core.model.progress import Progress
 from flows.audience import RunEnd, RunSnapshot
+from tasks.watch import Observation
 
 PLAIN_PERIOD_S: Final = 1.0
 _FORMS: Final = {"loss": ".4f", "accuracy": ".1%", "images_per_s": ".0f"}
@@ -164,7 +166,9 @@ def _panel(snapshot: RunSnapshot) -> Group:
 def figures(progress: Progress) -> list[tuple[str, str]]:
     """Return what a progress says, as names and values for people."""
     steps = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
-    epoch = progress.epoch + (progress.phase != "done" and progress.step != progress.total_steps)
+    # An epoch is over when it is evaluated, and none follows the last one.
+    is_within = progress.phase not in ("evaluate", "done") and progress.step != progress.total_steps
+    epoch = progress.epoch + is_within
     shown = [("epoch", str(epoch)), ("step", steps)]
     if progress.phase != "train":
         shown.append(("phase", progress.phase))
@@ -203,8 +207,17 @@ def _nodes(snapshot: RunSnapshot) -> str:
     """Return how many nodes train, of how many that live, and what the others do."""
     seen = snapshot.observation
     training = seen.current.group_world_size if seen.current else 0
+    if seen.closed is not None or (seen.progress is not None and seen.progress.phase == "done"):
+        return f"{training} done"
     warming = sum(node.phase is NodePhase.WARMING for node in seen.nodes)
-    starting = sum(instance.state is InstanceState.RUNNING for instance in seen.instances) - len(seen.nodes)
-    counts = ((warming, "warming"), (starting, "starting"))
+    counts = ((warming, "warming"), (_starting(seen), "starting"))
     others = [f"{count} {word}" for count, word in counts if count > 0]
     return f"{training} training" + (f" ({', '.join(others)})" if others else "")
+
+
+def _starting(seen: Observation) -> int:
+    """Return how many nodes run and never came to the rendezvous; one that left it is ending."""
+    came = {instance_of(record.node_id) for record in seen.nodes}
+    came |= {instance_of(member.node_id) for entry in seen.history for member in entry.members}
+    running = (instance for instance in seen.instances if instance.state is InstanceState.RUNNING)
+    return sum(instance.name not in came for instance in running)

@@ -128,13 +128,18 @@ def reconcile(
         names = tuple(instance.name for instance in count.leaving)
         actions.append(Terminate(names=names, reason="the plan releases them"))
     missing = plan.wanted - len(count.staying) - count.pending
-    if missing > 0:
+    if missing > 0 and not _is_over(observed):
         actions.append(_add(plan, count, log, now))
     # Nodes that may still come are no reason to end one that is there: an answer that was lost
     # counts them twice until the call was repeated.
     elif (surplus := len(count.staying) - plan.wanted) > 0:
         actions += _remove(surplus, count, members)
     return (*actions, *_ask_again(log, now))
+
+
+def _is_over(observed: Sequence[Instance]) -> bool:
+    """Return whether an agent ended with 0: that says the run is closed, even before the store tells us."""
+    return any(one.state is InstanceState.ENDED and one.exit_code == ExitCode.OK for one in observed)
 
 
 def _count(plan: ClusterPlan, observed: Sequence[Instance], log: LaunchLog, now: float) -> _Count:

@@ -1,11 +1,13 @@
 """What a terminal and a log see of a run."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from elastic_core.cluster.provider import Instance, InstanceState
 from elastic_core.ids import LeaseId, NodeId
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Cause, Generation, Member, Outcome
@@ -95,6 +97,22 @@ def test_the_line_tells_epoch_step_loss_speed_and_nodes(tmp_path: Path) -> None:
 def test_a_finished_training_has_no_epoch_beyond_its_last(tmp_path: Path) -> None:
     line = progress_line(snapshot(tmp_path, progress(184, phase="done", epoch=8)))
     assert line.startswith("epoch 8  step 184/184  phase done")
+
+
+def test_the_epoch_that_is_evaluated_is_the_one_that_ended(tmp_path: Path) -> None:
+    line = progress_line(snapshot(tmp_path, progress(69, phase="evaluate", epoch=3)))
+    assert line.startswith("epoch 3  step 69/184  phase evaluate")
+
+
+def test_a_node_that_left_the_rendezvous_is_not_starting(tmp_path: Path) -> None:
+    told = snapshot(tmp_path, progress(60))
+    running = [Instance(name=f"node-{number}", state=InstanceState.RUNNING) for number in (1, 2, 3)]
+    seen = replace(told.observation, nodes=(), instances=tuple(running))
+    assert progress_line(replace(told, observation=seen)).endswith("nodes 1 training (2 starting)")
+
+
+def test_nodes_of_a_finished_training_are_done(tmp_path: Path) -> None:
+    assert progress_line(snapshot(tmp_path, progress(184, phase="done", epoch=8))).endswith("nodes 1 done")
 
 
 def test_there_is_no_line_before_the_first_step(tmp_path: Path) -> None:

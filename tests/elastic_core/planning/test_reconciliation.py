@@ -55,6 +55,10 @@ def test_a_resized_plan_stays_within_its_bounds(asked: int, nodes: int) -> None:
     assert PLAN.resized(asked).nodes == nodes
 
 
+def test_a_node_that_finished_is_not_replaced() -> None:
+    assert act([instance("a"), ended("b", exit_code=0)], EMPTY.asked(granted("a", "b"))) == ()
+
+
 def test_the_first_tick_launches_all_nodes_at_once() -> None:
     (launch,) = act([])
     assert isinstance(launch, Launch)

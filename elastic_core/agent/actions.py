@@ -178,8 +178,8 @@ def note_broken_draining(memory: AgentMemory, _event: object, _now: float) -> Co
 
 
 def pass_on(memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
-    """What rank 0 tells of the run goes to the store."""
-    if not memory.is_first:
+    """What rank 0 tells of the run goes to the store; what other ranks tell, their agent remembers."""
+    if not memory.is_first or event.local_rank:
         return []
     match event.message:
         case ProgressMade(progress=progress):

@@ -26,7 +26,7 @@ from elastic_core.trainer.checkpoint import Checkpoint, Manifest, Token
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.group import Backend, Group, GroupBroken
 from elastic_core.trainer.journal import Journal
-from elastic_core.trainer.session import Order, Session
+from elastic_core.trainer.session import FOLLOWER_PROGRESS_S, PROGRESS_S, Order, Session
 from elastic_core.trainer.trainee import StepReport, Trainee
 
 _SAVE_S: Final = 120.0
@@ -283,6 +283,8 @@ class ElasticLoop:
         speed = report.samples / max(self._clock.monotonic() - start, 1e-9)
         if group.rank == 0:
             self._tell_step(group, report, speed)
+        else:
+            self._tell_progress(group, "train", {}, every_s=FOLLOWER_PROGRESS_S)
         self._times.last_step = self._clock.wall()
         if self._writer is not None and group.rank == 0 and not group.agreed and self._checkpoint_due():
             self._save(self._writer)
@@ -323,7 +325,7 @@ class ElasticLoop:
         )
 
     def _tell_progress(
-        self, group: Group, phase: str, metrics: Mapping[str, float], *, always: bool = False
+        self, group: Group, phase: str, metrics: Mapping[str, float], *, every_s: float = PROGRESS_S
     ) -> None:
         trainee, trouble = self._trainee, {"lines_not_written": float(self._metrics.failures)}
         if self._writer is not None:
@@ -339,11 +341,11 @@ class ElasticLoop:
             metrics={**metrics, **{name: count for name, count in trouble.items() if count}},
             wall_time=self._clock.wall(),
         )
-        self._session.report_progress(progress, always=always)
+        self._session.report_progress(progress, every_s=every_s)
 
     def _evaluate(self, group: Group) -> None:
         if group.rank == 0:
-            self._tell_progress(group, "evaluate", {}, always=True)
+            self._tell_progress(group, "evaluate", {}, every_s=0)
         figures = self._trainee.evaluate(group)
         if group.rank == 0:
             line = {
@@ -355,7 +357,7 @@ class ElasticLoop:
                 "evaluation": dict(figures),
             }
             self._metrics.append(line)
-            self._tell_progress(group, "evaluate", figures, always=True)
+            self._tell_progress(group, "evaluate", figures, every_s=0)
 
     # ---- checkpoints -------------------------------------------------------------------------
 
@@ -426,7 +428,7 @@ class ElasticLoop:
                 metrics=dict(figures),
                 model=model,
             )
-            self._tell_progress(group, "done", figures, always=True)
+            self._tell_progress(group, "done", figures, every_s=0)
             self._session.report_finished(result)
         group.exchange([0])  # breaks if rank 0 was lost before: then another one hands over
         group.part()

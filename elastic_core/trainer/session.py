@@ -39,7 +39,10 @@ from elastic_core.trainer.group import Backend, Group, GroupBroken, Seat, Wishes
 PLANNED: Final = frozenset({Cause.START, Cause.JOIN, Cause.DRAIN, Cause.RESCALE})
 """Causes under which all members of the generation before live and can finish their step."""
 
-_PROGRESS_S: Final = 0.1
+PROGRESS_S: Final = 0.1
+"""Between two words of rank 0, which people follow."""
+FOLLOWER_PROGRESS_S: Final = 1.0
+"""Between two words of another rank: its agent only has to know how far it was when it fails."""
 _ABORT_AGAIN_S: Final = 0.05
 """A group that is just forming may open one more connection after it was aborted."""
 
@@ -241,10 +244,10 @@ class Session:
         """Say that this worker ends on request, and whether its last step is durable."""
         self._link.send(GenerationLeft(generation=self._entered, step=step, saved=saved))
 
-    def report_progress(self, progress: Progress, *, always: bool = False) -> None:
-        """Say how far training is; all but ten a second are left out, unless `always`."""
+    def report_progress(self, progress: Progress, *, every_s: float = PROGRESS_S) -> None:
+        """Say how far training is, unless that was said less than `every_s` ago; 0 always says it."""
         now = self._clock.monotonic()
-        if always or now - self._progress_at >= _PROGRESS_S:
+        if now - self._progress_at >= every_s:
             self._progress_at = now
             self._link.send(ProgressMade(progress=progress))
 

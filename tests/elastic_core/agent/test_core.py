@@ -347,6 +347,14 @@ def test_only_the_node_of_rank_zero_tells_of_the_run() -> None:
 
 
 @scene
+def test_another_ranks_progress_is_remembered_for_its_failure_and_not_told() -> None:
+    beside = elastic(published(1), slots=2).tell(progressed(1, 3, local_rank=1))
+    assert beside.acts == []
+    elsewhere = elastic(published(1, first_rank=1)).tell(progressed(1, 10), ended(-9))
+    assert failure_in(elsewhere).headline().endswith("after step 10")
+
+
+@scene
 def test_what_rank_zero_tells_while_it_ends_is_not_lost() -> None:
     told = [
         progressed(1, 3),

@@ -13,6 +13,7 @@ from elastic_core.model.membership import Cause
 from elastic_core.model.messages import (
     GenerationLeft,
     GroupBroken,
+    ProgressMade,
     StepsResumed,
     TrainingFinished,
 )
@@ -71,6 +72,8 @@ def test_a_node_that_joins_at_a_boundary_costs_no_step(tmp_path: Path) -> None:
         resumed = [message.resumption for message in first.heard if isinstance(message, StepsResumed)]
     assert [resumption.source for resumption in resumed] == ["fresh", "memory"]
     assert resumed[1].step_resumed == resumed[1].step_before + 1 >= 6
+    told = [message.progress.step for message in second.heard if isinstance(message, ProgressMade)]
+    assert told[0] == resumed[1].step_resumed + 1
     audit = read_audit(tmp_path)
     assert audit.is_exactly_once(50, 3)
     assert audit.repeated_steps == []

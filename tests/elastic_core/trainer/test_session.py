@@ -30,7 +30,7 @@ from elastic_core.model.progress import Progress
 from elastic_core.testing.clock import ManualClock
 from elastic_core.testing.sessions import free_port
 from elastic_core.trainer.group import Group, GroupBroken, Wishes
-from elastic_core.trainer.session import Session, planned_until
+from elastic_core.trainer.session import FOLLOWER_PROGRESS_S, Session, planned_until
 
 
 class Agent:
@@ -248,9 +248,21 @@ def test_progress_is_told_ten_times_a_second_at_most(agent: Agent) -> None:
     for step in range(25):
         agent.clock.advance(0.03)
         agent.session.report_progress(Progress(generation=1, epoch=0, step=step, samples=0))
-    agent.session.report_progress(Progress(generation=1, epoch=0, step=99, samples=0), always=True)
+    agent.session.report_progress(Progress(generation=1, epoch=0, step=99, samples=0), every_s=0)
     agent.session.ready()
     steps = []
     while isinstance(message := agent.hear(), ProgressMade):
         steps.append(message.progress.step)
     assert steps == [0, 4, 8, 12, 16, 20, 24, 99]
+
+
+def test_another_rank_tells_its_progress_once_a_second(agent: Agent) -> None:
+    for step in range(5):
+        progress = Progress(generation=1, epoch=0, step=step, samples=0)
+        agent.session.report_progress(progress, every_s=FOLLOWER_PROGRESS_S)
+        agent.clock.advance(0.6)
+    agent.session.ready()
+    steps = []
+    while isinstance(message := agent.hear(), ProgressMade):
+        steps.append(message.progress.step)
+    assert steps == [0, 2, 4]

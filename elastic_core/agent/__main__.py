@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from elastic_core.agent.address import address_towards
@@ -11,11 +11,17 @@ from elastic_core.agent.arguments import parse_arguments
 from elastic_core.agent.directory import PrivateDirectory
 from elastic_core.agent.driver import AgentDriver
 from elastic_core.agent.logs import LogContext, set_up_logs
-from elastic_core.agent.report import closed_before, failures_of_the_end, last_words
+from elastic_core.agent.report import (
+    closed_before,
+    failures_of_the_end,
+    last_words,
+    traceback_to_print,
+)
 from elastic_core.agent.settings import AgentSettings
 from elastic_core.clock import SystemClock
 from elastic_core.errors import RefusedInput, StoreError
 from elastic_core.exits import ExitCode
+from elastic_core.model.failure import Failure
 from elastic_core.store.endpoint import parse_endpoints
 from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.preflight import check_endpoint
@@ -54,12 +60,16 @@ def _take_part(settings: AgentSettings, endpoint: str) -> int:
     set_up_logs(context)
     store = EtcdStore(endpoint)
     try:
+        own: Sequence[Failure] = ()
         ended = closed_before(store, settings.run)
         if ended is None:
             driver = AgentDriver(settings, store, address=address, clock=SystemClock())
             context.source = driver
             ended = driver.run()
+            own = driver.unprinted
         failures = failures_of_the_end(store, settings.run) if ended.code else []
+        if ended.code and (trace := traceback_to_print(own, failures)):
+            _print(trace.rstrip())
         for line in last_words(ended, failures, settings.run):
             _print(line)
         return ended.code

@@ -14,7 +14,7 @@ import random
 import signal
 import string
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
@@ -80,8 +80,8 @@ from elastic_core.errors import StoreError, StoreUnavailable
 from elastic_core.exits import ExitCode, exit_code_of
 from elastic_core.ids import NO_LEASE, NodeId, Revision, make_node_id
 from elastic_core.model.codec import decode, encode
-from elastic_core.model.failure import bound
-from elastic_core.model.messages import EnterGeneration, GroupBroken
+from elastic_core.model.failure import Failure, bound
+from elastic_core.model.messages import EnterGeneration, GroupBroken, WorkerFailed
 from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.rendezvous.events import CoordinatorPolicy
 from elastic_core.store.keys import RunKeys
@@ -124,6 +124,7 @@ class AgentDriver:
         self._status = NodeStatus()
         self._wake_at: float | None = None
         self._exit: Exit | None = None
+        self._unprinted: list[Failure] = []
         self._signals = 0
         self._private = PrivateDirectory()
         self._directory = self._private.path
@@ -148,6 +149,11 @@ class AgentDriver:
     def generation(self) -> int:
         """The newest generation acted on."""
         return self._core.memory.generation
+
+    @property
+    def unprinted(self) -> Sequence[Failure]:
+        """The failures of own workers whose tracebacks they left to this agent to print."""
+        return self._unprinted
 
     def run(self) -> Exit:
         """Take part in the run until it is over for this node, and return how to end."""
@@ -219,6 +225,8 @@ class AgentDriver:
     def _concerns_us(self, event: AgentEvent) -> bool:
         """Sort out what an earlier incarnation was told, and tell the parts that care."""
         match event:
+            case WorkerSpoke(message=WorkerFailed(failure=failure, printed=False)):
+                self._unprinted.append(failure)
             case Registered(node_id=node_id) if node_id == self._node_id:
                 standing = self._outbox.standing
                 if standing is not None:

@@ -52,6 +52,21 @@ def last_words(ended: Exit, failures: Sequence[Failure], run: RunId) -> list[str
     return lines
 
 
+def traceback_to_print(own: Sequence[Failure], failures: Sequence[Failure]) -> str:
+    """Return the traceback that this agent prints for the whole run, "" if that is another one's task.
+
+    Args:
+        own: Failures of this node's workers that they did not print themselves.
+        failures: Those of the end, of all nodes, in the order in which they were written.
+    """
+    root = next((failure for failure in failures if not failure.consequence), None)
+    for failure in own:
+        if root is not None and failure.wall_time == root.wall_time:
+            return failure.traceback
+    unlike = [failure for failure in own if root is None or failure.message != root.message]
+    return unlike[0].traceback if unlike else ""
+
+
 def failures_of_the_end(store: Store, run: RunId) -> list[Failure]:
     """Return the failures of the last generation in the order in which they were written; [] if unknown."""
     keys = RunKeys(run)

@@ -51,10 +51,12 @@ def run(launch: Launch) -> int:
     except BaseException as error:
         error.__traceback__ = _user_part(error.__traceback__)
         code = _code_of(error, launch.entrypoint)
-        if not isinstance(error, SystemExit):
+        failure = _describe(error, code)
+        is_left = not launch.log and _is_alike_on_all_ranks(error, failure)
+        if not is_left and not isinstance(error, SystemExit):
             _print(error)
-        if code:
-            _report(error, code, error_file)
+        if code and not _report(failure, error_file, printed=not is_left) and is_left:
+            _print(error)
         if isinstance(error, KeyboardInterrupt):
             _end_by(signal.SIGINT)
         return code
@@ -142,12 +144,23 @@ def _print(error: BaseException) -> None:
 # ---- what is told ----------------------------------------------------------------------------
 
 
-def _report(error: BaseException, code: int, error_file: Path | None) -> None:
-    failure = _describe(error, code)
+def _is_alike_on_all_ranks(error: BaseException, failure: Failure) -> bool:
+    """Tell whether each rank would print the same on a shared console: a bug before any group was formed.
+
+    The agent of the run's root cause prints it then. A hook of the program's own prints as it likes.
+    """
+    is_plain = isinstance(error, Exception) and sys.excepthook is sys.__excepthook__
+    return is_plain and not failure.started and not failure.consequence
+
+
+def _report(failure: Failure, error_file: Path | None, *, printed: bool) -> bool:
+    """Tell torch's error file and the agent; return whether the agent took it."""
     _write_error_file(error_file, failure)
     # Without an agent, the output has to do.
     with contextlib.suppress(LinkLost, ValueError), AgentLink.connect() as link:
-        link.send(WorkerFailed(failure=failure))
+        link.send(WorkerFailed(failure=failure, printed=printed))
+        return True
+    return False
 
 
 def _describe(error: BaseException, code: int) -> Failure:

@@ -82,9 +82,14 @@ class TrainingFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
-    """The user's code raised; the process ends soon after. Sent by the runner for any script."""
+    """The user's code raised; the process ends soon after. Sent by the runner for any script.
+
+    Attributes:
+        printed: False if the worker left it to the agent to print the traceback, once for the run.
+    """
 
     failure: Failure
+    printed: bool = True
     kind: Literal["worker_failed"] = "worker_failed"
 
 

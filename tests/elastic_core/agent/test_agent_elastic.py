@@ -30,6 +30,7 @@ class StubRun(AgentRun):
 
     def __init__(self, store: EtcdStore, endpoint: str, directory: Path) -> None:
         super().__init__(store, endpoint, f"stub-{next(NUMBERS)}-{int(time.time())}", directory)
+        self.store = store
         self.shared = directory / "shared"
         self.shared.mkdir()
 
@@ -137,7 +138,7 @@ def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> No
     first = run.node("a", "1:2")
     run.wait_step(20)
     second = run.node("b", "1:2")
-    entry = run.wait_entered(2)
+    entry = run.wait_entered(2, 15)
     assert (entry.generation.cause, entry.generation.restart_count) == (Cause.JOIN, 0)
     assert [member.node_id[0] for member in entry.members] == ["a", "b"]
     resumed = run.wait_for(lambda facts: facts.resumed.get(2), "generation 2 trains")
@@ -153,14 +154,19 @@ def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> 
         run.node(name, "1:2")
     before = run.wait_members(2)
     number = before.generation.number
-    leaver = run.agent_of(before.members[1].node_id)
+    gone, stays = before.members[1].node_id, run.agent_of(before.members[0].node_id)
+    leaver = run.agent_of(gone)
     leaver.signal(signal.SIGTERM)
     entry = run.wait_entered(number + 1, 10)
+    assert [member.node_id for member in entry.members] == [before.members[0].node_id]
     assert leaver.wait(10) == 75
+    assert gone not in run.facts().nodes, "it leaves by its own word, not by the end of its lease"
     assert entry.generation.cause is Cause.DRAIN
     assert list(entry.lost.values()) == ["drained"]
     resumed = run.wait_for(lambda facts: facts.resumed.get(number + 1), "it trains on")
     assert resumed.step_resumed == resumed.step_before + 1
+    (run.shared / "enough").touch()
+    assert stays.wait() == 0
 
 
 @pytest.mark.slow
@@ -172,10 +178,12 @@ def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> No
     run.wait_for(lambda facts: facts.ready() == 3, "the spare is ready")
     assert {note["rank"] for note in run.notes("entered")} == {0, 1}
     wait_until(lambda: "standby" in spare.output(), "the spare says so", 5)
+    began = time.monotonic()
     run.agents["a-0"].kill()
     entry = run.wait_for(lambda facts: facts.history.get(number + 1), "a generation", 10)
     if len(entry.members) == 1:
         entry = run.wait_for(lambda facts: facts.history.get(number + 2), "the promotion", 10)
+    assert time.monotonic() - began < 2 + 5, "the lease's TTL and 5 s"
     assert {member.node_id[0] for member in entry.members} == {"b", "c"}
 
 
@@ -266,7 +274,8 @@ def test_a_minimum_that_is_never_met_is_told_every_ten_seconds_and_ends_with_its
     told = "".join(agent.output() for agent in agents)
     assert told.count("2 of 3 nodes, waiting (timeout 15 s)") >= 2
     assert "2 of 3 nodes were ready within the join timeout of 15 s" in agents[0].last_lines()[-1]
-    assert run.facts().nodes == {}
+    left = [entry.key for entry in run.store.read_prefix(run.keys.prefix).entries]
+    assert left == [run.keys.closed], "nothing but the outcome"
 
 
 @pytest.mark.slow
@@ -293,7 +302,8 @@ def test_training_goes_on_while_etcd_is_frozen_beyond_the_ttl_and_no_step_is_los
         assert max(facts.history) <= 2
         assert all(entry.generation.restart_count == 0 for entry in facts.history.values())
         saved = [note["step"] for note in run.notes("left") if note["rank"] == 0]
-        assert [note["step"] for note in run.notes("entered") if note["rank"] == 0] == [0, *saved]
+        entered = [note["step"] for note in run.notes("entered") if note["rank"] == 0]
+        assert sorted(entered) == [0, *saved], "rank 0 may be on the other node afterwards"
 
 
 @pytest.mark.slow

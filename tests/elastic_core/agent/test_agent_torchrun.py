@@ -126,12 +126,18 @@ def test_a_program_killed_by_a_signal_ends_the_agent_with_128_and_its_number(run
 def test_a_script_that_does_not_even_parse_ends_without_a_restart_and_names_the_line(run: ScriptRun) -> None:
     script = run.shared / "broken.py"
     script.write_text("x = 1\nif x\n    pass\n")
-    agents = [run.node(name, "--max-restarts=5", str(script), start="spawn") for name in "ab"]
+    flags = ("--max-restarts=5", "--nproc-per-node=2")
+    agents = [run.node(name, *flags, str(script), start="spawn") for name in "ab"]
+    run.wait_entered(1)
+    began = time.monotonic()
     assert [agent.wait(30) for agent in agents] == [1, 1]
+    assert time.monotonic() - began < 15
     assert run.wait_closed().outcome is Outcome.FAILED
     assert list(run.facts().history) == [1]
     for agent in agents:
         assert any("SyntaxError" in line and "broken.py:2" in line for line in agent.last_lines())
+    console = "".join(agent.output() for agent in agents)
+    assert console.count(f'  File "{script}", line 2\n') == 1, console
 
 
 @pytest.mark.slow
@@ -206,6 +212,19 @@ def test_a_second_signal_ends_a_node_whose_program_ignores_the_first(run: Script
     assert agent.wait(5) == 143
 
 
+@pytest.mark.slow
+def test_a_node_beyond_the_maximum_ends_well_with_the_job_and_never_started_a_worker(run: ScriptRun) -> None:
+    finish = run.shared / "finish"
+    program = ("--no-python", "bash", "-c", f"echo started; until test -e {finish}; do sleep 0.1; done")
+    trained = [run.node(name, *program, nodes="2") for name in "ab"]
+    run.wait_entered(1)
+    spare = run.node("c", *program, nodes="2")
+    wait_until(lambda: "standby" in spare.output(), "the spare says so")
+    finish.touch()
+    assert [agent.wait() for agent in (*trained, spare)] == [0, 0, 0]
+    assert [agent.output().count("started\n") for agent in (*trained, spare)] == [1, 1, 0]
+
+
 # ---- groups ----------------------------------------------------------------------------------
 
 
@@ -219,7 +238,9 @@ def test_a_killed_worker_is_named_first_and_every_agent_ends_soon_with_its_code(
     assert time.monotonic() - began < 15
     failure = first_failure(run)
     assert (failure.rank, failure.exit_code) == (1, 137)
+    assert [other.rank for other in run.facts().failures if other.consequence] == [0]
     for agent in agents:
+        assert sum(line.startswith("  consequence: rank 0 on node") for line in agent.last_lines()) == 1
         (verdict,) = [line for line in agent.last_lines() if line.startswith("elastic-agent: run")]
         assert "1 failure, budget 0: rank 1 on node" in verdict
         assert "died by signal 9 (SIGKILL), possibly out of memory" in verdict
@@ -231,9 +252,12 @@ def test_an_exception_is_in_the_last_lines_with_file_and_line(run: ScriptRun) ->
     run.wait_step(10)
     (run.shared / "fail-1").write_text("raise")
     assert [agent.wait(15) for agent in agents] == [1, 1]
+    source = (SCRIPTS / "gloo_steps.py").read_text().splitlines()
+    number = 1 + source.index('    raise ValueError("bad label 7")')
     for agent in agents:
         assert any(
-            "ValueError: bad label 7 at " in line and "gloo_steps.py:" in line for line in agent.last_lines()
+            "ValueError: bad label 7 at " in line and f"gloo_steps.py:{number}" in line
+            for line in agent.last_lines()
         )
 
 

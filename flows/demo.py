@@ -24,7 +24,7 @@ from flows.audience import RunEnd, RunSnapshot
 from flows.live import LiveView, make_view
 from flows.session import connect_prefect, run_flow, tell_end
 from tasks import report as reports
-from tasks.faults import kill_local_node
+from tasks.faults import kill_node
 from tasks.reference import largest_difference, train_alone
 
 EPOCHS: Final = 16
@@ -109,7 +109,7 @@ class Story:
         victim = instance_of(first.node_id)
         progress = snapshot.observation.progress
         assert progress is not None
-        kill_local_node(self._runs, snapshot.attempt.directory.run, victim)
+        kill_node(snapshot.attempt.job, self._runs, snapshot.attempt.directory.run, victim)
         self.act = Act.STRUCK
         self._full = snapshot.attempt.job.nodes.target
         self.decided(
@@ -141,8 +141,8 @@ def _prepared(job: JobSpec) -> JobSpec:
     training = job.training
     if not isinstance(training, ClassyTraining) or not isinstance(training.config, dict):
         raise RefusedInput(["training.kind: the demonstration needs 'classy'"])
-    if job.pool.kind != "local" or job.nodes.target < 2:
-        raise RefusedInput(["nodes.target: the demonstration needs two local nodes at least"])
+    if job.pool.kind == "aws" or job.nodes.target < 2:
+        raise RefusedInput(["nodes.target: the demonstration needs two nodes on this machine at least"])
     if job.nodes.min >= job.nodes.target:
         raise RefusedInput(["nodes.min: must be below nodes.target: training goes on with a node less"])
     training = training.model_copy(

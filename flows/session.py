@@ -11,7 +11,6 @@ from rich.console import Console
 
 from elastic_core.errors import ElasticError
 from elastic_core.model.job import JobSpec
-from elastic_core.model.membership import Outcome
 from flows.audience import RunEnd, listening
 from flows.live import LiveView, make_view
 from tasks import prefect_server
@@ -37,6 +36,9 @@ def connect_prefect() -> str:
     prefect_home.mkdir(parents=True, exist_ok=True)  # Prefect warns of a home that it has to make
     # Decisions are shown by our own view; Prefect keeps them in its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
+    # A server that went away must not hold up the end of a run: 14 s a call, not a minute.
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")
     if "PREFECT_API_URL" in os.environ:
         return os.environ["PREFECT_API_URL"].removesuffix("/api")
     if prefect_server.status() is None:
@@ -57,8 +59,16 @@ def run_flow(
     """
     from flows.train import elastic_train
 
-    with listening(view):
-        state: Any = elastic_train(job, run_id=run_id, max_time=max_time, runs=str(runs), return_state=True)
+    try:
+        with listening(view):
+            state: Any = elastic_train(
+                job, run_id=run_id, max_time=max_time, runs=str(runs), return_state=True
+            )
+    except Exception:
+        # The run itself is over and torn down; only the server did not hear of it.
+        if view.end is not None:
+            return view.end
+        raise
     if view.end is not None:
         return view.end
     error = state.result(raise_on_failure=False)
@@ -69,11 +79,10 @@ def run_flow(
 
 def tell_end(end: RunEnd, url: str) -> None:
     """Print how a run ended, how to go on, and where the report is: always the last line."""
-    typer.echo(f"{end.outcome}: {end.reason}")
     report = reports.read(end.report.parent)
     if report is not None:
         reports.render(report, Console(highlight=False))
-    if end.outcome is Outcome.PREEMPTED:
-        typer.echo("the same command goes on where it stopped")
+    if report is None or report.reason != end.reason:
+        typer.echo(f"{end.outcome}: {end.reason}")
     typer.echo(f"Prefect UI: {url}")
     typer.echo(f"report: {end.report}")

@@ -61,7 +61,7 @@ def request_stop(run: str, root: Path) -> None:
     if record is None or not etcd.is_running():
         raise RefusedInput([f"run {directory.run} does not run: {_state(directory, root)}"])
     with connected(record.endpoint) as store:
-        store.put(RunKeys(directory.run).stop, encode(Stop(reason="stopped by `elastic-train stop`")))
+        store.put(RunKeys(directory.run).stop, encode(Stop(reason="`elastic-train stop`")))
     Console(highlight=False).print(f"run {directory.run} saves its state and ends")
 
 

@@ -145,7 +145,7 @@ class Supervision:
             if not self._alive():
                 break
             self._watch.wait(min(left, 0.2))
-        return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=reason)
+        return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=f"stopped: {reason}")
 
     def wait_left(self) -> Observation:
         """Give the agents of a closed run time to end by themselves; return the last view."""

@@ -112,14 +112,18 @@ def _drive(cluster: Cluster, side: FlowSide, deadline: float) -> tuple[Closed, O
             closed = supervision.until_closed(side, ownership, deadline)
         except INTERRUPTIONS as interruption:
             with patient(supervision.hurry):
-                closed = supervision.stop(_preempted(interruption).reason)
+                closed = supervision.stop(_named(interruption))
         with patient(supervision.hurry):
             return closed, supervision.wait_left()
 
 
 def _preempted(interruption: BaseException) -> Closed:
-    how = "Ctrl-C" if isinstance(interruption, KeyboardInterrupt) else "SIGTERM"
-    return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=f"stopped by {how}")
+    reason = f"stopped: {_named(interruption)}"
+    return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=reason)
+
+
+def _named(interruption: BaseException) -> str:
+    return "Ctrl-C" if isinstance(interruption, KeyboardInterrupt) else "SIGTERM"
 
 
 def _already_complete(directory: RunDirectory) -> RunEnd:

@@ -240,7 +240,7 @@ def test_a_second_signal_ends_the_wait_for_the_saved_state(stage: Stage) -> None
 def test_the_time_limit_stops_the_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_DEADLINE_S", 0.1)
     closed = stage.supervision.until_closed(stage.steering, stage.ownership, 0.0)
-    assert (closed.exit_code, closed.reason) == (75, "the time limit was reached")
+    assert (closed.exit_code, closed.reason) == (75, "stopped: the time limit was reached")
 
 
 def test_a_run_that_the_server_holds_for_ended_is_left_as_it_is(stage: Stage) -> None:

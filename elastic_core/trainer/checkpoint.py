@@ -326,8 +326,8 @@ def _load(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise _Damaged(f"refused: {path.name} is not a plain checkpoint ({_first_line(error)})") from error
-    except (OSError, EOFError, RuntimeError, ValueError) as error:
-        raise _Damaged(f"{path.name} cannot be read: {_first_line(error)}") from error
+    except Exception as error:  # nonsense makes torch's unpickler fail anyhow: IndexError, AssertionError, …
+        raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {_first_line(error)}") from error
     if not isinstance(state, dict):
         raise _Damaged(f"{path.name} holds a {type(state).__name__}, not a state")
     return state

@@ -162,24 +162,48 @@ class _Touch:
         return Path.touch, (self.path,)
 
 
+def forge(checkpoint: Path, content: bytes) -> None:
+    """Put another pickle into a checkpoint, with a manifest that vouches for it."""
+    with zipfile.ZipFile(checkpoint / "state.pt", "w") as archive:
+        archive.writestr("state/data.pkl", content)
+        archive.writestr("state/version", "3")
+        archive.writestr("state/byteorder", "little")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["size"] = (checkpoint / "state.pt").stat().st_size
+    manifest["sha256"] = checkpoint_module._sha256(checkpoint / "state.pt")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
 def test_a_pickle_that_runs_code_is_refused_and_the_one_before_used(
     directory: CheckpointDirectory, tmp_path: Path
 ) -> None:
     """X01."""
     write(directory, 10, 20)
-    victim, witness = directory.path / "step-00000020-a1-g1", tmp_path / "ran"
-    with zipfile.ZipFile(victim / "state.pt", "w") as archive:
-        archive.writestr("state/data.pkl", pickle.dumps({"a": _Touch(witness)}, protocol=2))
-        archive.writestr("state/version", "3")
-        archive.writestr("state/byteorder", "little")
-    manifest = json.loads((victim / "manifest.json").read_text())
-    manifest["size"] = (victim / "state.pt").stat().st_size
-    manifest["sha256"] = checkpoint_module._sha256(victim / "state.pt")
-    (victim / "manifest.json").write_text(json.dumps(manifest))
+    witness = tmp_path / "ran"
+    forge(directory.path / "step-00000020-a1-g1", pickle.dumps({"a": _Touch(witness)}, protocol=2))
     with capture_logs() as logs:
         assert newest_step(directory) == 10
     assert not witness.exists()
     assert "refused: state.pt is not a plain checkpoint" in logs[0]["why"]
+
+
+NONSENSE = {
+    "pops an empty stack": b"\x80\x02.",
+    "names a storage by a number": b"\x80\x02K\x01Q.",
+    "recalls what it never stored": b"\x80\x02h\x2e.",
+    "ends at once": b"",
+}
+
+
+@pytest.mark.parametrize("content", NONSENSE.values(), ids=NONSENSE)
+def test_a_state_that_is_no_pickle_is_damage_whatever_torch_raises(
+    directory: CheckpointDirectory, content: bytes
+) -> None:
+    write(directory, 10, 20)
+    forge(directory.path / "step-00000020-a1-g1", content)
+    with capture_logs() as logs:
+        assert newest_step(directory) == 10
+    assert logs[0]["kept"] == "damaged-step-00000020-a1-g1"
 
 
 @pytest.mark.parametrize(("exists", "message"), [(False, "does not exist"), (True, "holds no checkpoint")])

@@ -12,12 +12,12 @@ it may have happened.
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -42,6 +42,7 @@ from elastic_core.store.protocol import (
     TxnResult,
     Watch,
     WatchEvent,
+    WatchRestarted,
 )
 from elastic_core.store.watching import ResumingWatch, distinct
 
@@ -53,7 +54,6 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),  # the one that counts in gRPC 1.85; a minute by default
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel shares the dead connection of the old
     ("grpc.enable_http_proxy", 0),  # stores have private addresses
@@ -78,16 +78,21 @@ _NEEDS_LEADER: Final = ("hasleader", "true")
 """Metadata that ends a stream on a member which lost its cluster, instead of leaving it silent."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Link:
     """A channel to one endpoint with its stubs."""
 
-    endpoint: Endpoint
-    channel: grpc.Channel
-    kv: Any
-    lease: Any
-    watch: Any
-    auth: Any
+    def __init__(self, endpoint: Endpoint, tls: TlsFiles | None) -> None:
+        self.endpoint = endpoint
+        if tls is None:
+            self.channel = grpc.insecure_channel(str(endpoint), options=_CHANNEL_OPTIONS)
+        else:
+            key, cert = (path.read_bytes() if path else None for path in (tls.key, tls.cert))
+            credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), key, cert)
+            self.channel = grpc.secure_channel(str(endpoint), credentials, options=_CHANNEL_OPTIONS)
+        self.kv = etcdrpc.KVStub(self.channel)
+        self.lease = etcdrpc.LeaseStub(self.channel)
+        self.watch = etcdrpc.WatchStub(self.channel)
+        self.auth = etcdrpc.AuthStub(self.channel)
 
 
 _Method = Callable[[_Link], Any]
@@ -161,8 +166,7 @@ class _Connection:
         """Open a stream; return it with the link that it uses."""
         link = self._link()
         try:
-            metadata = (_NEEDS_LEADER, *self._token_metadata(link))
-            return link, method(link)(requests, metadata=metadata)
+            return link, method(link)(requests, metadata=(_NEEDS_LEADER, *self._token_metadata(link)))
         except ValueError as error:
             raise _closed_error() from error
 
@@ -202,7 +206,7 @@ class _Connection:
                 raise _closed_error()
             endpoint = self._endpoint()
             if endpoint not in self._links:
-                self._links[endpoint] = _open_link(endpoint, self._access.tls)
+                self._links[endpoint] = _Link(endpoint, self._access.tls)
             return self._links[endpoint]
 
     def _token_metadata(self, link: _Link) -> tuple[tuple[str, str], ...]:
@@ -233,8 +237,52 @@ class _EtcdWatchSource:
         self._canceled = False
         self._active: Any = None
 
-    def read(self) -> Snapshot:
-        """Return all that is watched, at one revision."""
+    def follow(self) -> Iterator[WatchEvent]:
+        """Yield all that is watched, then its changes; end when the server cannot go on.
+
+        The watchers are made first and the read comes after, so none of them has a past to catch
+        up with, in which etcd would send one watcher's changes before another's older ones.
+        """
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for key, end in self._ranges:
+            create = etcdrpc.WatchCreateRequest(key=key, range_end=end)
+            requests.put(etcdrpc.WatchRequest(create_request=create))
+        link, call = self._connection.stream(lambda link: link.watch.Watch, iter(requests.get, None))
+        try:
+            self._adopt(call)
+            early = self._await_creation(call, link)
+            snapshot = self._read()
+            self._adopt(call)
+            yield WatchRestarted(snapshot)
+            for response in itertools.chain(early, call):
+                if response.canceled:  # compacted: this stream fell too far behind
+                    return
+                yield from (
+                    _event(event) for event in response.events if event.kv.mod_revision > snapshot.revision
+                )
+        except grpc.RpcError as error:
+            self._connection.rotate(link, error)
+            raise _error_of(error, what="watch", endpoint=link.endpoint) from error
+        finally:
+            requests.put(None)
+            call.cancel()
+
+    def _await_creation(self, call: Any, link: _Link) -> list[Any]:
+        """Read until every watcher stands; return the responses with changes that came meanwhile."""
+        missing = len(self._ranges)
+        early = []
+        while missing:
+            response = next(call, None)
+            if response is None or response.canceled:
+                self._read()  # renews a stale token, or raises what really forbids to watch
+                reason = response.cancel_reason if response else "the stream ended"
+                raise StoreUnavailable(f"etcd at {link.endpoint} made no watch: {reason}")
+            missing -= bool(response.created)
+            if response.events:
+                early.append(response)
+        return early
+
+    def _read(self) -> Snapshot:
         reads = [
             etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=key, range_end=end))
             for key, end in self._ranges
@@ -249,27 +297,6 @@ class _EtcdWatchSource:
         entries = [_entry(kv) for response in answer.responses for kv in response.response_range.kvs]
         entries.sort(key=lambda entry: entry.key)
         return Snapshot(tuple(entries), Revision(answer.header.revision))
-
-    def follow(self, since: Revision) -> Iterator[WatchEvent]:
-        """Yield changes from this revision on; ends when it was compacted."""
-        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for key, end in self._ranges:
-            create = etcdrpc.WatchCreateRequest(key=key, range_end=end, start_revision=since)
-            requests.put(etcdrpc.WatchRequest(create_request=create))
-        link, call = self._connection.stream(lambda link: link.watch.Watch, iter(requests.get, None))
-        self._adopt(call)
-        try:
-            for response in call:
-                if response.canceled:
-                    _raise_if_forbidden(response, link.endpoint)
-                    return
-                yield from map(_event, response.events)
-        except grpc.RpcError as error:
-            self._connection.rotate(link, error)
-            raise _error_of(error, what="watch", endpoint=link.endpoint) from error
-        finally:
-            requests.put(None)
-            call.cancel()
 
     def cancel(self) -> None:
         """Break what waits, now and from now on."""
@@ -410,26 +437,6 @@ class EtcdStore:
         self._renewals.close()
 
 
-def _open_link(endpoint: Endpoint, tls: TlsFiles | None) -> _Link:
-    if tls is None:
-        channel = grpc.insecure_channel(str(endpoint), options=_CHANNEL_OPTIONS)
-    else:
-        credentials = grpc.ssl_channel_credentials(
-            tls.ca.read_bytes(),
-            tls.key.read_bytes() if tls.key else None,
-            tls.cert.read_bytes() if tls.cert else None,
-        )
-        channel = grpc.secure_channel(str(endpoint), credentials, options=_CHANNEL_OPTIONS)
-    return _Link(
-        endpoint=endpoint,
-        channel=channel,
-        kv=etcdrpc.KVStub(channel),
-        lease=etcdrpc.LeaseStub(channel),
-        watch=etcdrpc.WatchStub(channel),
-        auth=etcdrpc.AuthStub(channel),
-    )
-
-
 def _error_of(error: grpc.RpcError, *, what: str, endpoint: Endpoint) -> StoreError:
     code, details = error.code(), error.details() or ""
     if code in _NO_ANSWER or _OVERLOADED in details:
@@ -451,11 +458,6 @@ def _prefix_range(prefix: str) -> tuple[bytes, bytes]:
     key = prefix.encode()
     stem = key.rstrip(b"\xff")
     return (key or b"\0"), (stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0")
-
-
-def _raise_if_forbidden(response: Any, endpoint: Endpoint) -> None:
-    if not response.compact_revision and "permission denied" in response.cancel_reason:
-        raise StoreRefused(f"etcd at {endpoint} refused to watch: {response.cancel_reason}")
 
 
 def _entry(kv: Any) -> Entry:

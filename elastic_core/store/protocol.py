@@ -119,7 +119,9 @@ class Watch(Protocol):
     """A stream of changes that outlives restarts and compactions of the server.
 
     The first event is a `WatchRestarted` with the state at the start, so reading
-    first and watching from there is one step without a gap.
+    first and watching from there is one step without a gap. Changes come in the order
+    in which they happened; only where the reader lags behind hundreds of them may those
+    of different keys overtake each other, never those of one key.
     """
 
     def __iter__(self) -> Iterator[WatchEvent]:

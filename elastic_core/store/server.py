@@ -9,7 +9,6 @@ directory, so that a second start goes on where the first one ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import importlib.util
 import json
@@ -20,6 +19,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +36,14 @@ _PORTS: Final = range(30_000, 32_768)
 
 _PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.02
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_DIE_WITH_PARENT: Final = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes etcd. A `preexec_fn` would do it without a second program, but makes Python use fork, in
+whose child gRPC's own handlers may abort; without one it uses vfork, which they do not see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,17 +175,18 @@ class EtcdServer:
 
     def _spawn(self, binary: Path, port: int) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        command = [str(binary), *self._flags(port)]
+        if self._options.ends_with_parent:
+            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [str(binary), *self._flags(port)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,  # a variable ETCD_… beside the same flag is fatal to etcd
                 cwd=self._directory,
                 start_new_session=True,  # a Ctrl-C is for the one who started us
-                # one call into libc, so nothing in the forked child could wait for a lock
-                preexec_fn=_die_with_parent if self._options.ends_with_parent else None,
             )
 
     def _flags(self, port: int) -> Iterator[str]:
@@ -313,7 +320,3 @@ def _client_context(tls: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(tls.cert, tls.key)
     context.check_hostname = False  # we ask our own child, by an address that need not be in its certificate
     return context
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

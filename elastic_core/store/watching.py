@@ -1,8 +1,9 @@
 """A watch that never ends by itself: it reads, follows, and reads again after any break.
 
-Resuming from the last seen revision would save the second read, but changes of
-different keys may arrive out of order, so only a fresh read is always right. The
-reads and the stream come from the store's adapter; this module knows no protocol.
+Resuming from the last seen revision would save the second read, but after a stall
+changes of different keys may have overtaken each other, so only a fresh read is
+always right. Reads and streams come from the store's adapter; this module knows no
+protocol.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from elastic_core.errors import StoreUnavailable
-from elastic_core.ids import Revision
-from elastic_core.store.protocol import Snapshot, WatchEvent, WatchRestarted
+from elastic_core.store.protocol import WatchEvent
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -24,18 +24,18 @@ _LONGEST_PAUSE_S: Final = 0.2
 
 
 class WatchSource(Protocol):
-    """Where a watch reads and follows; both raise `StoreUnavailable` when the store is away."""
+    """Where a watch reads and follows."""
 
-    def read(self) -> Snapshot:
-        """Return all that is watched, at one revision."""
-        ...
+    def follow(self) -> Iterator[WatchEvent]:
+        """Yield a `WatchRestarted`, then the changes from there; end when the server cannot go on.
 
-    def follow(self, since: Revision) -> Iterator[WatchEvent]:
-        """Yield changes from this revision on; ends when the server cannot go on (compaction)."""
+        Raises:
+            StoreUnavailable: The store is away, or the stream broke.
+        """
         ...
 
     def cancel(self) -> None:
-        """Break what `read` or `follow` waits for, now and from now on; from any thread."""
+        """Break what `follow` waits for, now and from now on; from any thread."""
         ...
 
 
@@ -56,10 +56,9 @@ class ResumingWatch:
         pause = _FIRST_PAUSE_S
         while not self._closed.is_set():
             try:
-                snapshot = self._source.read()
-                yield WatchRestarted(snapshot)
-                pause = _FIRST_PAUSE_S
-                yield from self._source.follow(Revision(snapshot.revision + 1))
+                for event in self._source.follow():
+                    pause = _FIRST_PAUSE_S
+                    yield event
                 reason = "compacted, or ended by the server"
             except StoreUnavailable as error:
                 reason = str(error)

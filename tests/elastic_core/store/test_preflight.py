@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import ssl
 import threading
@@ -19,6 +17,7 @@ from elastic_core.store.endpoint import TlsFiles
 from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.preflight import check_endpoint
 from elastic_core.store.server import EtcdOptions, EtcdServer
+from elastic_core.testing.freeze import frozen
 from tests.elastic_core.store.certificates import Authority
 
 
@@ -91,11 +90,8 @@ def test_an_address_that_drops_what_it_gets() -> None:
 
 
 def test_a_frozen_server(etcd_server: EtcdServer) -> None:
-    os.kill(etcd_server.pid, signal.SIGSTOP)
-    try:
+    with frozen(etcd_server.pid):
         assert "is the server frozen?" in problem_of(etcd_server.endpoint)
-    finally:
-        os.kill(etcd_server.pid, signal.SIGCONT)
 
 
 def test_plaintext_to_a_tls_port(secure: str) -> None:

@@ -337,6 +337,20 @@ def test_a_watch_begins_with_what_is_there_and_goes_on_without_a_gap(client: Sto
     assert deleted == KeyDeleted(base + "control/stop", written.entry.modified + 2)
 
 
+def test_changes_of_different_keys_arrive_in_the_order_in_which_they_happened(
+    client: Store, base: str
+) -> None:
+    """From the first event on: a watch that is just being made has no past to catch up with."""
+    for attempt in range(20):
+        keys = [f"{base}{attempt}/{name}" for name in "abc"]
+        with Collector(client.watch([keys[0], keys[2]], [keys[1]])) as events:
+            events.next()
+            for key in reversed(keys):
+                client.put(key, b"")
+            order = [event.entry.key for _ in keys if isinstance(event := events.next(), KeyWritten)]
+        assert order == keys[::-1]
+
+
 def test_changes_of_one_key_arrive_in_their_order_and_none_is_merged(client: Store, base: str) -> None:
     with Collector(client.watch([base + "a"])) as events:
         events.next()

@@ -44,6 +44,8 @@ def show_status(run: str, root: Path) -> None:
     if seen.progress is not None:
         console.print("  ".join(f"{name} {value}" for name, value in figures(seen.progress)))
     console.print(_nodes_table(provider_of(directory.job().pool, root).list_nodes(directory.run), seen))
+    if _state(directory, root) == "unfinished":
+        console.print("no flow drives it: the same `train` command goes on with it")
     if directory.report_file.exists():
         console.print(f"report: {directory.report_file}")
 
@@ -84,7 +86,7 @@ def _state(directory: RunDirectory, root: Path) -> str:
         return str(outcome)
     if is_driven(root, directory.job().name):
         return "running"
-    return "not driven by a flow: the same `train` command goes on with it"
+    return "unfinished"
 
 
 def _nodes_table(instances: Sequence[Instance], seen: Observation) -> Table:

@@ -145,6 +145,7 @@ class Supervision:
             if not self._alive():
                 break
             self._watch.wait(min(left, 0.2))
+        self._hurried = True  # the time for a graceful end is used up
         return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=f"stopped: {reason}")
 
     def wait_left(self) -> Observation:

@@ -85,6 +85,7 @@ def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
         with patient():
             steps.tear_down(cluster)
             steps.collect_report(directory, closed, seen)
+            cluster.forget_store()
             side.show_again()
     return RunEnd(
         run=directory.run,

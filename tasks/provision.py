@@ -13,7 +13,7 @@ from elastic_core.model.membership import Outcome
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import Store
 from tasks.agents import Attempt, etcd_of, provider_of
-from tasks.etcd import NoEtcd, RunningEtcd, connected
+from tasks.etcd import NoEtcd, RunningEtcd, connected, discard_data
 from tasks.runs import RunDirectory
 from tasks.watch import observe
 
@@ -101,6 +101,10 @@ class Cluster:
         self.note_end()
         self._provider.teardown(self._directory.run)
         self._etcd.stop()
+
+    def forget_store(self) -> None:
+        """Remove the data of the ended etcd: the report holds what is worth keeping."""
+        discard_data(self._directory)
 
     def _adopt(self) -> Attempt | None:
         """Return the newest attempt if it goes on, or succeeded while nobody watched."""

@@ -1,12 +1,15 @@
 """Bad input is refused in one line a problem, with documented exit codes, and starts nothing."""
 
+import json
 import socket
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from flows import cli
+from tests.elastic_core.trainer.classy.conftest import small_config
 
 GOOD = """
 name: digits
@@ -33,6 +36,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
+@pytest.mark.case("P05")
 def test_every_mistake_of_a_job_has_one_line_and_nothing_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +49,37 @@ def test_every_mistake_of_a_job_has_one_line_and_nothing_is_created(
     assert set(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.case("V06")
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("dataset.train.num_wokers", 2, "unknown key 'num_wokers' (did you mean 'num_workers'?)"),
+        ("dataset.train.batchsize_per_replica", 0, "is 0; it must be a whole number of at least 1"),
+        ("num_epoch", 3, "unknown key 'num_epoch' (did you mean 'num_epochs'?)"),
+        ("checkpoint_folder", "./x_{time.time()}", "is './x_{time.time()}': fill in the placeholder"),
+    ],
+)
+def test_what_classy_vision_would_pass_over_is_refused_before_anything_is_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    value: object,
+    told: str,
+) -> None:
+    config = small_config()
+    *parents, key = path.split(".")
+    reduce(lambda section, name: section[name], parents, config)[key] = value
+    (tmp_path / "classy.yaml").write_text(json.dumps({"training": {"kind": "classy", "config": config}}))
+    before = set(tmp_path.rglob("*"))
+    assert run(monkeypatch, "train", "classy.yaml") == 2
+    problems = [line.removeprefix("classy.yaml: ") for line in lines(capsys)]
+    assert problems[0].startswith(f"training.config.{path}: {told}")
+    assert {problem.split(": ")[0] for problem in problems} == {f"training.config.{path}"}
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.case("X06")
 @pytest.mark.parametrize("name", ["a b", "../x", "x;id", "é", "a" * 300, ""])
 def test_a_job_name_that_breaks_the_rule_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

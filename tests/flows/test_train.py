@@ -82,14 +82,40 @@ def test_a_job_trains_on_two_nodes_and_leaves_nothing_running(tmp_path: Path) ->
     assert processes_of(run) == []
 
 
+@pytest.mark.case("L01")
 def test_the_root_cause_is_in_the_flows_failure_and_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
     conductor = Conductor(tell("fail"))
     state = train(conductor, tmp_path, JOB.model_copy(update={"max_restarts": 0}))
     assert state.type == "FAILED"
-    assert re.search(r"ValueError: bad label 7 at .*waiting_script\.py:10", state.message)
+    line = r"ValueError: bad label 7 at .*waiting_script\.py:12"
+    assert re.search(line, state.message)
     assert conductor.end is not None
     assert conductor.end.exit_code == 1
-    assert processes_of(all_runs(tmp_path)[0]) == []
+    (run,) = all_runs(tmp_path)
+    assert processes_of(run) == []
+    first = json.loads(run.report_file.read_text())["first_failure"]
+    assert re.search(line, first["headline"])
+
+
+@pytest.mark.case("L02")
+@pytest.mark.case("W02")
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [("exit", 3, "SystemExit: 3"), ("kill", 137, "died by signal 9 (SIGKILL), possibly out of memory")],
+)
+def test_how_a_worker_ended_is_in_the_exit_code_the_flows_failure_and_the_report(
+    tmp_path: Path, word: str, code: int, said: str
+) -> None:
+    conductor = Conductor(tell(word))
+    state = train(conductor, tmp_path, JOB.model_copy(update={"max_restarts": 0}))
+    assert conductor.end is not None
+    assert (state.type, conductor.end.exit_code) == ("FAILED", code)
+    assert said in state.message
+    assert state.message.endswith(f"(exit code {code})")
+    report = json.loads(all_runs(tmp_path)[0].report_file.read_text())
+    assert (report["exit_code"], report["first_failure"]["exit_code"]) == (code, code)
+    assert said in report["first_failure"]["headline"]
+    assert word == "exit" or report["first_failure"]["rank"] == 1
 
 
 def test_a_finished_run_trains_nothing_more(tmp_path: Path) -> None:
@@ -182,6 +208,7 @@ def command(runs: Path) -> Iterator[Callable[[], Command]]:
         EtcdProcess(run).stop()
 
 
+@pytest.mark.case("G02")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["begins", "generation 1"])
 def test_a_stop_leaves_nothing_within_ten_seconds_and_the_same_command_goes_on(
@@ -225,6 +252,7 @@ def test_a_killed_flows_nodes_are_adopted_and_never_doubled(
     assert processes_of(run) == []
 
 
+@pytest.mark.case("P06")
 def test_a_second_flow_of_a_job_is_refused_and_creates_nothing(
     runs: Path, command: Callable[[], Command]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import ElasticError
-from tasks.etcd import EtcdProcess, connected
+from tasks.etcd import EtcdProcess, connected, discard_data
 from tasks.process import wait_ended
 from tasks.runs import RunDirectory
 
@@ -60,6 +60,14 @@ def test_a_server_whose_starter_died_before_it_wrote_the_record_is_ended_too(dir
     (directory.path / "etcd.json").unlink()
     EtcdProcess(directory).stop()
     assert wait_ended([record.process], 0) == set()
+
+
+def test_data_of_ended_servers_are_removed_and_their_log_stays(directory: RunDirectory) -> None:
+    etcd = EtcdProcess(directory)
+    etcd.start(1)
+    etcd.stop()
+    discard_data(directory)
+    assert [path.name for path in (directory.path / "etcd-1").iterdir()] == ["etcd.log"]
 
 
 def test_without_a_record_there_is_nothing_to_ensure(directory: RunDirectory) -> None:

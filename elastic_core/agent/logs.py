@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from elastic_core.output import lossy
+
 
 class LogSource(Protocol):
     """Who knows the node's present id and generation."""
@@ -47,7 +49,11 @@ class LogContext:
 
 
 def set_up_logs(context: LogContext, *, verbose: bool = False) -> None:
-    """Send log lines to stderr, where torchrun's are, too; workers own stdout."""
+    """Send log lines to stderr, where torchrun's are, too; workers own stdout.
+
+    From now on nothing fails for what this process writes to stderr.
+    """
+    sys.stderr = lossy(sys.stderr)
     structlog.configure(
         processors=[
             context.stamp,

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from elastic_core.output import lossy
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -159,7 +161,10 @@ def _reset_signals() -> None:
 
 
 def _redirect(log: str) -> None:
-    """Read nothing, and append output to `log`, line by line so that a killed worker's last words stay."""
+    """Read nothing, and append output to `log`, line by line so that a killed worker's last words stay.
+
+    What a full disk does not take of it is dropped.
+    """
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -168,6 +173,8 @@ def _redirect(log: str) -> None:
         for stream in (1, 2):
             os.dup2(descriptor, stream)
         os.close(descriptor)
+        sys.stdout, sys.stderr = lossy(sys.stdout), lossy(sys.stderr)
+        return
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)

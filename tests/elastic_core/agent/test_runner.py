@@ -53,6 +53,18 @@ def test_the_exit_code_is_the_programs_own(node: Node, program: str, code: int) 
     assert node.run(program) == code
 
 
+def test_a_full_disk_takes_the_output_and_not_the_program(node: Node) -> None:
+    log = node.logs / "worker-0.log"
+    log.unlink(missing_ok=True)
+    log.symlink_to("/dev/full")
+    try:
+        assert (
+            node.run("for step in range(3): print(step, flush=True)\nimport sys; sys.stderr.write('x')") == 0
+        )
+    finally:
+        log.unlink()
+
+
 def test_an_exception_is_told_with_its_text_and_line(node: Node) -> None:
     node.run(
         """
@@ -132,6 +144,7 @@ def test_an_interrupt_is_told(node: Node) -> None:
     assert (node.failure().message, node.failure().exit_code) == ("KeyboardInterrupt", 130)
 
 
+@pytest.mark.case("W08")
 def test_a_long_message_is_bounded(node: Node) -> None:
     node.run("raise ValueError('x' * 3_000_000)")
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from elastic_core.model.job import ClassyTraining, JobSpec, NodeBounds, ScriptTraining
 from tasks.agents import Attempt
 from tasks.runs import RunDirectory
@@ -13,6 +15,7 @@ def attempt(job: JobSpec, tmp_path: Path) -> Attempt:
     )
 
 
+@pytest.mark.case("L04")
 def test_a_script_gets_its_arguments_byte_for_byte_at_the_end(tmp_path: Path) -> None:
     arguments = ("--note", "a b", "$HOME", "50%d", "")
     job = JobSpec(training=ScriptTraining(script="/x/train.py", args=arguments, preload=("numpy",)))

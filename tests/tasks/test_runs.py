@@ -137,6 +137,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert find_run(tmp_path).run == new
 
 
+@pytest.mark.case("P06")
 def test_a_held_job_refuses_a_second_holder_and_names_the_run(tmp_path: Path) -> None:
     run = choose_run(tmp_path, JOB, now=NOW)
     with job_lock(tmp_path, "digits") as lock:

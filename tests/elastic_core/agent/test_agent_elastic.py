@@ -92,6 +92,7 @@ def test_two_nodes_train_to_the_end_and_both_exit_with_zero(run: StubRun) -> Non
     assert run.facts().nodes == {}
 
 
+@pytest.mark.case("R21")
 @pytest.mark.slow
 def test_a_late_joiner_learns_the_outcome_and_starts_no_worker(run: StubRun) -> None:
     run.node("a", "1", steps=20).wait()
@@ -102,6 +103,7 @@ def test_a_late_joiner_learns_the_outcome_and_starts_no_worker(run: StubRun) -> 
     assert len(run.facts().history) == 1
 
 
+@pytest.mark.case("R02")
 def test_a_killed_node_is_lost_long_before_its_lease_ends_and_the_others_go_on(run: StubRun) -> None:
     for name in "ab":
         run.node(name, "1:2")
@@ -133,6 +135,7 @@ def test_a_killed_coordinator_is_replaced_and_its_node_lost(run: StubRun) -> Non
     assert run.facts().leader not in ("", leader)
 
 
+@pytest.mark.case("R03")
 @pytest.mark.slow
 def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> None:
     first = run.node("a", "1:2")
@@ -148,6 +151,7 @@ def test_a_second_node_joins_a_running_one_without_a_restart(run: StubRun) -> No
     assert len({note["pid"] for note in run.notes("entered") if note["rank"] == 0}) == 1
 
 
+@pytest.mark.case("R01")
 @pytest.mark.slow
 def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> None:
     for name in "ab":
@@ -169,6 +173,7 @@ def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> 
     assert stays.wait() == 0
 
 
+@pytest.mark.case("R11")
 @pytest.mark.slow
 def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> None:
     for name in "ab":
@@ -206,6 +211,7 @@ def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun)
         assert any("ValueError: bad label 7 at stub.py:1" in line for line in agent.last_lines())
 
 
+@pytest.mark.case("G02")
 @pytest.mark.slow
 def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: StubRun) -> None:
     only = run.node("a", "1")
@@ -231,6 +237,7 @@ def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(ru
     assert all(note["saved"] for note in run.notes("left"))
 
 
+@pytest.mark.case("R06")
 @pytest.mark.slow
 def test_an_error_of_one_node_ends_that_node_only(run: StubRun) -> None:
     (run.shared / "refuse-b").touch()
@@ -244,6 +251,7 @@ def test_an_error_of_one_node_ends_that_node_only(run: StubRun) -> None:
     assert run.wait_closed().outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.case("E02")
 @pytest.mark.slow
 def test_a_frozen_node_is_fenced_and_comes_back_as_a_new_one(run: StubRun) -> None:
     for name in "ab":
@@ -265,6 +273,7 @@ def test_a_frozen_node_is_fenced_and_comes_back_as_a_new_one(run: StubRun) -> No
     assert all(failure.consequence for failure in run.facts().failures)
 
 
+@pytest.mark.case("R08")
 @pytest.mark.slow
 def test_a_minimum_that_is_never_met_is_told_every_ten_seconds_and_ends_with_its_own_code(
     run: StubRun,
@@ -278,6 +287,8 @@ def test_a_minimum_that_is_never_met_is_told_every_ten_seconds_and_ends_with_its
     assert left == [run.keys.closed], "nothing but the outcome"
 
 
+@pytest.mark.case("E04")
+@pytest.mark.case("E05")
 @pytest.mark.slow
 def test_training_goes_on_while_etcd_is_frozen_beyond_the_ttl_and_no_step_is_lost(
     etcd_server: EtcdServer, tmp_path: Path
@@ -306,6 +317,7 @@ def test_training_goes_on_while_etcd_is_frozen_beyond_the_ttl_and_no_step_is_los
         assert sorted(entered) == [0, *saved], "rank 0 may be on the other node afterwards"
 
 
+@pytest.mark.case("E03")
 @pytest.mark.slow
 def test_a_node_joins_after_etcd_was_restarted_in_mid_run(etcd_server: EtcdServer, tmp_path: Path) -> None:
     with (

@@ -64,6 +64,7 @@ def first_failure(run: ScriptRun) -> Failure:
 # ---- what a script sees ----------------------------------------------------------------------
 
 
+@pytest.mark.case("L04")
 def test_a_script_sees_its_arguments_byte_for_byte_and_torchruns_whole_contract(run: ScriptRun) -> None:
     odd = ["--note", "a b", "$HOME", "50%d", "", "--nnodes=7", "-m", "é\n", "--", "x=y"]
     program = [str(SCRIPTS / "echo_arguments.py"), str(run.shared / "seen")]
@@ -109,6 +110,7 @@ CONTRACT = {
 # ---- how it ends -----------------------------------------------------------------------------
 
 
+@pytest.mark.case("L02")
 def test_a_programs_own_exit_code_is_the_agents(run: ScriptRun) -> None:
     agent = run.node("a", "--no-python", "bash", "-c", "exit 3", nodes="1")
     assert agent.wait() == 3
@@ -122,6 +124,7 @@ def test_a_program_killed_by_a_signal_ends_the_agent_with_128_and_its_number(run
     assert "died by signal 9 (SIGKILL), possibly out of memory" in agent.last_lines()[-1]
 
 
+@pytest.mark.case("W07")
 @pytest.mark.slow
 def test_a_script_that_does_not_even_parse_ends_without_a_restart_and_names_the_line(run: ScriptRun) -> None:
     script = run.shared / "broken.py"
@@ -159,6 +162,7 @@ def test_a_script_that_cannot_be_read_on_one_node_any_more_ends_only_that_node(r
     assert healthy.wait() == 0
 
 
+@pytest.mark.case("R07")
 @pytest.mark.slow
 def test_the_same_run_id_after_success_is_told_which_run_holds_it_and_another_one_trains(
     run: ScriptRun,
@@ -171,6 +175,7 @@ def test_the_same_run_id_after_success_is_told_which_run_holds_it_and_another_on
     assert run.node("a", f"--rdzv-id={run.keys.run}-b", *program, nodes="1").wait() == 0
 
 
+@pytest.mark.case("W01")
 @pytest.mark.slow
 def test_a_killed_agent_leaves_no_process_and_no_port_behind(run: ScriptRun) -> None:
     agent = run.node("a", "--nproc-per-node=2", "--no-python", "sleep", "1000", nodes="1")
@@ -183,6 +188,7 @@ def test_a_killed_agent_leaves_no_process_and_no_port_behind(run: ScriptRun) -> 
         probe.bind(("", port))
 
 
+@pytest.mark.case("W01")
 @pytest.mark.slow
 def test_what_a_killed_agent_left_on_disk_is_swept_by_the_next(run: ScriptRun) -> None:
     temporary = run.shared / "tmp"
@@ -212,6 +218,7 @@ def test_a_second_signal_ends_a_node_whose_program_ignores_the_first(run: Script
     assert agent.wait(5) == 143
 
 
+@pytest.mark.case("R11")
 @pytest.mark.slow
 def test_a_node_beyond_the_maximum_ends_well_with_the_job_and_never_started_a_worker(run: ScriptRun) -> None:
     finish = run.shared / "finish"
@@ -228,6 +235,8 @@ def test_a_node_beyond_the_maximum_ends_well_with_the_job_and_never_started_a_wo
 # ---- groups ----------------------------------------------------------------------------------
 
 
+@pytest.mark.case("W02")
+@pytest.mark.case("W03")
 @pytest.mark.slow
 def test_a_killed_worker_is_named_first_and_every_agent_ends_soon_with_its_code(run: ScriptRun) -> None:
     agents = [run.gloo(name) for name in "ab"]
@@ -246,6 +255,7 @@ def test_a_killed_worker_is_named_first_and_every_agent_ends_soon_with_its_code(
         assert "died by signal 9 (SIGKILL), possibly out of memory" in verdict
 
 
+@pytest.mark.case("L01")
 @pytest.mark.slow
 def test_an_exception_is_in_the_last_lines_with_file_and_line(run: ScriptRun) -> None:
     agents = [run.gloo(name) for name in "ab"]
@@ -291,6 +301,7 @@ def test_a_node_joins_and_leaves_a_running_script_and_nothing_counts_as_a_restar
     assert starts == [0, *leaves]
 
 
+@pytest.mark.case("R02")
 @pytest.mark.slow
 def test_a_killed_node_of_a_script_is_a_loss_and_no_restart(run: ScriptRun) -> None:
     agents = {name: run.gloo(name, nodes="1:2") for name in "ab"}

@@ -193,6 +193,7 @@ def test_a_mistake_is_one_line_with_field_value_and_remedy(flag: str, said: str)
     assert refusals(flag) == (said,)
 
 
+@pytest.mark.case("X06")
 @pytest.mark.parametrize("name", ["a b", "../x", "x;id", "é", "x" * 300, "-x"])
 def test_names_that_could_be_more_than_names_are_refused(name: str) -> None:
     (problem,) = refusals(f"--rdzv-id={name}")

@@ -392,6 +392,7 @@ def test_a_broken_collective_is_reported_once_a_generation() -> None:
     ]
 
 
+@pytest.mark.case("W02")
 @scene
 def test_a_killed_worker_of_the_elastic_api_is_reported_and_replaced_at_once() -> None:
     failed = elastic(published(1), progressed(1, 10)).tell(ended(-9))

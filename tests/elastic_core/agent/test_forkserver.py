@@ -177,6 +177,7 @@ def test_a_child_of_a_thread_outlives_the_thread(tmp_path: Path) -> None:
         wait_until(lambda: f"alive {child}" in log.read_text(), "the child answers", 10)
 
 
+@pytest.mark.case("W01")
 @pytest.mark.parametrize("delay_ms", range(0, 50, 5))
 def test_no_worker_survives_an_agent_killed_while_it_forks(tmp_path: Path, delay_ms: int) -> None:
     with agent(tmp_path, "command", "sleep", "600") as process:

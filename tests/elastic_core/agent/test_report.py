@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from elastic_core.agent.report import traceback_to_print
 from elastic_core.ids import NodeId
 from elastic_core.model.failure import Failure
@@ -20,6 +22,7 @@ PEERS = replace(MINE, rank=1, local_rank=1, traceback="my second worker's", wall
 OTHERS = replace(MINE, node_id=NodeId("b.1"), rank=2, traceback="another node's", wall_time=2.0)
 
 
+@pytest.mark.case("W07")
 def test_the_node_of_the_root_cause_prints_it_and_no_other_that_has_the_same() -> None:
     written = [OTHERS, MINE]
     assert traceback_to_print([OTHERS], written) == "another node's"

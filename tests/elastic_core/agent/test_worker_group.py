@@ -280,6 +280,7 @@ def test_a_living_workers_orphans_live_on(pair: Node) -> None:
     assert is_alive(helpers[1])
 
 
+@pytest.mark.case("D05")
 @pytest.mark.slow
 def test_two_hundred_children_left_by_a_worker_are_reaped(pair: Node) -> None:
     pair.write(
@@ -298,6 +299,7 @@ def test_two_hundred_children_left_by_a_worker_are_reaped(pair: Node) -> None:
     wait_until(lambda: not descendants(server), "no child of the worker is left, zombies included", 10)
 
 
+@pytest.mark.case("W09")
 def test_megabytes_in_one_line_neither_block_nor_get_lost(pair: Node) -> None:
     pair.write("print('x' * 5_000_000); print('end')")
     pair.group.replace(0, {})

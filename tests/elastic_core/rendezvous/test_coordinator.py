@@ -447,6 +447,7 @@ def test_a_consequence_is_never_the_root_cause() -> None:
     )
 
 
+@pytest.mark.case("W04")
 def test_losses_spend_nothing_and_the_run_ends_at_the_failure_beyond_the_budget() -> None:
     run = running("a", "b", "c", "d", max_restarts=1)
     for node in ("d", "c", "b"):

@@ -76,6 +76,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     assert first.history != other.history
 
 
+@pytest.mark.case("R22")
 def test_a_mass_loss_of_eighteen_of_twenty_nodes_is_one_generation() -> None:
     sim = formed(20)
     survivors = [node for node in sim.members if node in {sim.host.leader, "n13"}]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 
 USE = """
 import contextlib, sys
@@ -17,6 +18,7 @@ with contextlib.closing(EtcdStore(sys.argv[1])) as store:
 """
 
 
+@pytest.mark.case("E01")
 def test_the_client_works_without_environment_variables_beside_todays_protobuf(etcd_endpoint: str) -> None:
     command = [sys.executable, "-c", USE, etcd_endpoint]
     done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60, check=False)

@@ -128,6 +128,7 @@ def test_a_watch_goes_on_after_a_compaction(etcd_server: EtcdServer, client: Etc
     assert event.entry.value == b"1"
 
 
+@pytest.mark.case("E03")
 def test_a_watch_that_fell_behind_a_compaction_reads_again(
     etcd_server: EtcdServer, client: EtcdStore
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_watch_that_fell_behind_a_compaction_reads_again(
 # ---- a frozen server -------------------------------------------------------------------------
 
 
+@pytest.mark.case("E04")
 def test_every_call_to_a_frozen_server_ends_by_its_deadline(etcd_server: EtcdServer) -> None:
     calls = {
         "read": lambda store: store.read("/a"),
@@ -168,6 +170,7 @@ def test_every_call_to_a_frozen_server_ends_by_its_deadline(etcd_server: EtcdSer
             assert time.monotonic() - started < 1.0, name
 
 
+@pytest.mark.case("R18")
 @pytest.mark.slow
 def test_a_renewed_lease_outlives_a_freeze_shorter_than_its_ttl(
     etcd_server: EtcdServer, client: EtcdStore

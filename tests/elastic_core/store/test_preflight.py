@@ -74,6 +74,7 @@ def test_a_name_that_does_not_resolve() -> None:
     assert "the name does not resolve" in problem_of("no-such-host.invalid:2379")
 
 
+@pytest.mark.case("E11")
 def test_a_refused_port() -> None:
     assert "connection refused" in problem_of("127.0.0.1:1")
 
@@ -94,6 +95,7 @@ def test_a_frozen_server(etcd_server: EtcdServer) -> None:
         assert "is the server frozen?" in problem_of(etcd_server.endpoint)
 
 
+@pytest.mark.case("E11")
 def test_plaintext_to_a_tls_port(secure: str) -> None:
     assert "the server speaks TLS; give the CA's file" in problem_of(secure)
 
@@ -102,6 +104,7 @@ def test_tls_to_a_plaintext_port(etcd_endpoint: str, files: TlsFiles) -> None:
     assert "the server speaks plaintext; give no TLS files" in problem_of(etcd_endpoint, tls=files)
 
 
+@pytest.mark.case("E11")
 def test_a_certificate_of_another_authority(secure: str, files: TlsFiles, stranger: Authority) -> None:
     line = problem_of(secure, tls=replace(files, ca=stranger.certificate))
     assert f"does not come from the CA in {str(stranger.certificate)!r}" in line
@@ -121,6 +124,7 @@ def test_a_file_that_is_no_certificate(secure: str, tmp_path: Path) -> None:
     assert "the TLS files cannot be used" in problem_of(secure, tls=TlsFiles(ca=tmp_path / "ca.pem"))
 
 
+@pytest.mark.case("E11")
 @pytest.mark.parametrize(
     ("name", "days", "expected"),
     [

@@ -121,6 +121,7 @@ def test_delete_says_how_many_keys_there_were(client: Store, base: str) -> None:
     assert client.read_prefix(base).entries == ()
 
 
+@pytest.mark.case("E10")
 def test_a_value_of_1_6_mib_is_refused_with_its_size(client: Store, base: str) -> None:
     value = bytes(1_677_722)
     with pytest.raises(StoreRefused, match="1677722 bytes"):

@@ -156,6 +156,7 @@ def test_a_newcomer_recalls_those_who_run_and_gets_the_last_rank(group: Group) -
     assert (info.rank, info.world_size) == (2, 3)
 
 
+@pytest.mark.case("R13")
 def test_a_lost_agent_is_left_out_of_the_next_round(group: Group) -> None:
     a, b, c = (group.agent() for _ in range(3))
     group.round(a, b, c)

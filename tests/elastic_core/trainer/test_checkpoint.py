@@ -134,6 +134,7 @@ def test_a_damaged_one_is_named_kept_aside_and_an_older_one_used(
     assert names(directory) == ["damaged-step-00000020-a1-g1", "step-00000010-a1-g1"]
 
 
+@pytest.mark.case("C03")
 @pytest.mark.parametrize("name", ["step_999", "step-00000999", "step-00000999-a1-g1"])
 def test_an_empty_directory_with_the_highest_number_is_not_trusted(
     directory: CheckpointDirectory, name: str
@@ -174,6 +175,7 @@ def forge(checkpoint: Path, content: bytes) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.case("X01")
 def test_a_pickle_that_runs_code_is_refused_and_the_one_before_used(
     directory: CheckpointDirectory, tmp_path: Path
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_state_that_is_no_pickle_is_damage_whatever_torch_raises(
     assert logs[0]["kept"] == "damaged-step-00000020-a1-g1"
 
 
+@pytest.mark.case("C04")
 @pytest.mark.parametrize(("exists", "message"), [(False, "does not exist"), (True, "holds no checkpoint")])
 def test_a_required_checkpoint_that_is_missing_is_an_error_with_a_remedy(
     directory: CheckpointDirectory, exists: bool, message: str
@@ -233,6 +236,7 @@ def test_a_newer_token_comes_before_a_higher_step(directory: CheckpointDirectory
     assert newest_step(directory) == 5
 
 
+@pytest.mark.case("E09")
 def test_a_stale_writer_is_refused(directory: CheckpointDirectory) -> None:
     """E09."""
     directory.claim(Token(1, 3), "old")
@@ -306,6 +310,8 @@ def write_for_ever(path: Path, finished: Connection) -> None:
         finished.send(step)
 
 
+@pytest.mark.case("C01")
+@pytest.mark.case("C10")
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(directory: CheckpointDirectory) -> None:
     """C01 and C10: keep is 1, so the only good one is at stake at every write."""

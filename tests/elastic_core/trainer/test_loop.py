@@ -58,6 +58,7 @@ def test_one_worker_trains_to_the_end_and_hands_over_the_model(tmp_path: Path) -
     assert read_metrics(tmp_path)[-1]["samples"] == 150
 
 
+@pytest.mark.case("R03")
 def test_a_node_that_joins_at_a_boundary_costs_no_step(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
         gate = run.gate(5)
@@ -81,6 +82,7 @@ def test_a_node_that_joins_at_a_boundary_costs_no_step(tmp_path: Path) -> None:
     assert {line["world_size"] for line in read_metrics(tmp_path)} == {1, 2}
 
 
+@pytest.mark.case("R01")
 @pytest.mark.slow
 def test_a_released_node_leaves_at_a_boundary_and_says_so(tmp_path: Path) -> None:
     with Sessions(tmp_path, JOB) as run:
@@ -249,6 +251,7 @@ def test_a_checkpoint_is_preferred_to_the_older_memory_of_a_standby(tmp_path: Pa
     assert difference(tmp_path, JOB) < 1e-12
 
 
+@pytest.mark.case("C09")
 @pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_mismatch(tmp_path: Path) -> None:
     """C09."""
@@ -289,6 +292,7 @@ def test_resume_decides_whether_an_earlier_attempt_counts(tmp_path: Path, resume
     assert start == step
 
 
+@pytest.mark.case("C04")
 @pytest.mark.slow
 def test_a_required_checkpoint_that_is_missing_is_refused(tmp_path: Path) -> None:
     """C04."""

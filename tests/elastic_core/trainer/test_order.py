@@ -75,12 +75,14 @@ def test_every_rank_has_a_shard_or_the_world_is_refused(shards: int, world_size:
     assert sorted(number for numbers in dealt for number in numbers) == list(range(shards))
 
 
+@pytest.mark.case("S01")
 @pytest.mark.parametrize("finished", [1, 15, 16, 63])
 def test_going_from_four_workers_to_two_repeats_and_loses_no_sample(finished: int) -> None:
     """S01: torch's own elastic sampler repeated 12 and lost 12 of 64 with these numbers."""
     assert sorted(trained(64, 1, 4, [4] * finished + [2] * (64 - finished))) == list(range(64))
 
 
+@pytest.mark.case("S02")
 def test_going_from_one_worker_to_two_in_mid_epoch_skips_no_batch() -> None:
     """S02: 16 samples, batches of 4; elsewhere samples 4-7 were skipped after 0-3."""
     order = list(range(16))
@@ -90,6 +92,7 @@ def test_going_from_one_worker_to_two_in_mid_epoch_skips_no_batch() -> None:
     assert second == [[4, 6], [5, 7]]
 
 
+@pytest.mark.case("S04")
 def test_epochs_after_a_resumed_one_start_at_their_beginning() -> None:
     """S04: resume at sample 40 of 64 in epoch 1; epochs 2 and 3 have all 64."""
     resumed = trained(64, 8, 4, [3] * 8, epoch=1)[40:]
@@ -98,6 +101,7 @@ def test_epochs_after_a_resumed_one_start_at_their_beginning() -> None:
         assert sorted(trained(64, 8, 4, [2] * 8, epoch=epoch)) == list(range(64))
 
 
+@pytest.mark.case("S05")
 def test_progress_means_the_same_samples_at_every_world_size() -> None:
     """S05: after 5 steps at four workers, two workers go on with sample 40, not with another."""
     at_four = trained(64, 8, 4, [4] * 8)[:40]

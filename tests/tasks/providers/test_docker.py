@@ -73,6 +73,7 @@ def word_after(node: Instance, name: str) -> str:
 # ---- what a container may do -------------------------------------------------------------------
 
 
+@pytest.mark.case("D08")
 def test_a_container_has_no_rights_no_writable_root_no_restarts_and_bounded_logs(
     make: Make, docker_client: Any
 ) -> None:
@@ -91,6 +92,7 @@ def test_an_agent_is_never_root(make: Make) -> None:
     assert int(word_after(node, "uid")) != 0
 
 
+@pytest.mark.case("D01")
 @pytest.mark.parametrize(("given", "bytes_"), [({}, 1024 * MIB), ({"shm_gib": 0.0625}, 64 * MIB)])
 def test_shared_memory_is_a_gibibyte_unless_told_otherwise(
     make: Make, given: dict[str, float], bytes_: int
@@ -122,6 +124,7 @@ def test_data_are_mounted_where_the_pool_says_and_cannot_be_written(
 # ---- how it ends -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("G09")
 def test_sigterm_reaches_the_agent_at_once_and_its_exit_code_is_the_containers(
     make: Make, docker_client: Any
 ) -> None:
@@ -136,6 +139,7 @@ def test_sigterm_reaches_the_agent_at_once_and_its_exit_code_is_the_containers(
     assert provider.list_nodes(RUN)[0].exit_code == 75
 
 
+@pytest.mark.case("D02")
 def test_out_of_memory_is_told_with_the_limit(make: Make) -> None:
     provider = make(memory_gib=64 / 1024)
     launch(provider, "--eat", "200")
@@ -144,6 +148,7 @@ def test_out_of_memory_is_told_with_the_limit(make: Make) -> None:
     assert (node.exit_code, node.detail) == (137, "container memory limit 64 MiB reached")
 
 
+@pytest.mark.case("D02")
 def test_a_kill_is_not_called_out_of_memory(make: Make) -> None:
     provider = make(memory_gib=64 / 1024)
     launch(provider)
@@ -153,6 +158,7 @@ def test_a_kill_is_not_called_out_of_memory(make: Make) -> None:
     assert (node.exit_code, node.detail) == (137, "killed (137)")
 
 
+@pytest.mark.case("D05")
 def test_orphans_of_workers_are_reaped(make: Make, docker_client: Any) -> None:
     node = launch(make(), "--orphans", "200")
     eventually(says(node, "orphans left"))
@@ -177,6 +183,7 @@ def test_exit_causes_are_known_after_the_container_was_removed(make: Make, docke
 # ---- logs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("L06")
 def test_a_followed_log_survives_rotation_and_ends_with_the_last_line(make: Make) -> None:
     provider = make()
     node = launch(provider, "--say", "20000", "--exit", "0")  # 20 MB: rotated twice
@@ -204,6 +211,7 @@ def test_another_flow_goes_on_copying_where_the_first_one_ended(make: Make, dock
 # ---- what is in the way ------------------------------------------------------------------------
 
 
+@pytest.mark.case("D04")
 def test_a_container_whose_create_was_not_answered_is_adopted(make: Make, docker_client: Any) -> None:
     provider = make()
     launch(provider)
@@ -212,6 +220,7 @@ def test_a_container_whose_create_was_not_answered_is_adopted(make: Make, docker
     assert container(docker_client).id == before
 
 
+@pytest.mark.case("D04")
 def test_a_strangers_container_of_our_name_is_left_alone_and_named(
     make: Make, docker_client: Any, stub_image: str
 ) -> None:
@@ -224,6 +233,7 @@ def test_a_strangers_container_of_our_name_is_left_alone_and_named(
         stranger.remove(force=True)
 
 
+@pytest.mark.case("D06")
 def test_an_image_that_is_nowhere_is_one_clear_line_before_anything_is_made(
     make: Make, docker_client: Any
 ) -> None:
@@ -240,6 +250,7 @@ def test_a_container_that_cannot_start_does_not_stay_to_be_awaited(make: Make, d
     assert docker_engine.containers_of(docker_client, RUN) == []
 
 
+@pytest.mark.case("D07")
 def test_teardown_goes_on_after_a_container_that_cannot_be_removed_and_names_it(
     make: Make, docker_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def ended(provider: LocalProvider) -> Callable[[], bool]:
     return lambda: provider.list_nodes(RUN)[0].state is InstanceState.ENDED
 
 
+@pytest.mark.case("L04")
 def test_the_command_reaches_the_agent_byte_for_byte_after_its_name(runs: Path) -> None:
     node = launch(LocalProvider(runs, agent=AGENT), "--exit", "0", "--", "a b", "$HOME", "50%d", "")
     eventually(lambda: started(node))

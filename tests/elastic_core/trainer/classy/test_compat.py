@@ -121,6 +121,7 @@ def test_importing_the_package_imports_neither_torch_nor_classy_vision() -> None
 # ---- command lines of old ------------------------------------------------------------------------
 
 
+@pytest.mark.case("V01")
 def test_an_old_command_becomes_a_config_with_a_note_for_each_changed_flag() -> None:
     command = read_command(["--config_file=c.json", "--device", "gpu", "--num-workers=0", "--show_progress"])
     assert command.config == "c.json"

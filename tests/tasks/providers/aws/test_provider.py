@@ -43,6 +43,7 @@ def zone_of(account: Account, name: str) -> str:
     return str(account.cloud.instance(name).availability_zone)
 
 
+@pytest.mark.case("A02")
 def test_nodes_are_spot_tagged_and_listed(account: Account) -> None:
     made = provider(account).launch(wanted(2))
     (names, shortfall) = ([node.name for node in made.launched], made.shortfall)
@@ -59,11 +60,13 @@ def test_nodes_are_spot_tagged_and_listed(account: Account) -> None:
     assert all("elastic:run" in {tag["Key"] for tag in volume["Tags"]} for volume in volumes)
 
 
+@pytest.mark.case("A16")
 def test_nothing_is_made_in_the_environments_default_region(account: Account) -> None:
     provider(account).launch(wanted())
     assert account.client("ec2", "us-east-1").describe_instances()["Reservations"] == []
 
 
+@pytest.mark.case("A11")
 def test_a_lost_reply_makes_no_twins(account: Account) -> None:
     account.cloud.door.inject(Fault(action="CreateFleet", lose_reply=True))
     made = provider(account).launch(wanted(2))
@@ -128,6 +131,7 @@ def test_a_pool_without_capacity_is_left_alone_for_a_while(account: Account) -> 
     assert (asked, account.cloud.door.calls["CreateFleet"]) == (2, 4)
 
 
+@pytest.mark.case("A09")
 @pytest.mark.parametrize("code", ["VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"])
 def test_a_quota_is_told_and_no_other_zone_is_tried(account: Account, code: str) -> None:
     account.cloud.door.inject(Fault(action="CreateFleet", code=code, message="limit reached", times=9))
@@ -145,6 +149,7 @@ def test_a_missing_permission_names_the_policy_to_attach(account: Account) -> No
         provider(account).launch(wanted())
 
 
+@pytest.mark.case("A21")
 @pytest.mark.slow
 def test_throttling_is_waited_out(account: Account) -> None:
     account.cloud.door.inject(
@@ -229,6 +234,7 @@ def test_a_notice_for_another_run_is_left_for_it(account: Account) -> None:
     assert attributes["Attributes"]["ApproximateNumberOfMessagesNotVisible"] == "1"
 
 
+@pytest.mark.case("A19")
 def test_an_empty_account_has_nothing_to_list_or_end(account: Account) -> None:
     subject = provider(account)
     assert list(subject.list_nodes(RUN)) == []
@@ -246,6 +252,7 @@ def test_teardown_of_what_does_not_end_is_bounded_and_names_it(account: Account)
         subject.teardown(RUN)
 
 
+@pytest.mark.case("A03")
 @pytest.mark.parametrize("lose_reply", [False, True], ids=["fails", "reply lost"])
 @pytest.mark.parametrize("call", ["CreateLaunchTemplateVersion", "CreateFleet"])
 @pytest.mark.parametrize("nth", [0, 1])

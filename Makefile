@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, not {v.major}.{v.minor}: make PYTHON=/path/to/python3.11 ...")'
@@ -47,6 +47,17 @@ test-docker: $(STAMP) ## Run the tests that need a Docker engine, on images made
 	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages
 	@$(MAKE) --no-print-directory image IMAGE=elastic-train:test BASE=elastic-train-base:test
 	@$(BIN)/python -m pytest -q -m docker --timeout 300 $(ARGS)
+
+.PHONY: test-aws
+test-aws: $(STAMP) ## Run the tests of the AWS path, on the emulator
+	@$(BIN)/python -m pytest -q -m 'aws and not docker' --timeout 300 $(ARGS)
+
+.PHONY: test-terraform
+test-terraform: ## Check the base of infra/terraform without an account
+	@terraform -chdir=infra/terraform fmt -check -recursive
+	@terraform -chdir=infra/terraform init -backend=false -input=false -no-color > /dev/null
+	@terraform -chdir=infra/terraform validate -no-color
+	@terraform -chdir=infra/terraform test -no-color
 
 .PHONY: check
 check: $(STAMP) ## Check lint, format, types and import contracts

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
+from elastic_core.errors import ProviderUnavailable
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Outcome
 from elastic_core.store.keys import RunKeys
@@ -49,6 +50,7 @@ class Cluster:
             self._attempt = adopted
             count = len(self.alive())
             return f"adopted attempt {adopted.number} of run {self._directory.run}: {count} nodes run"
+        self._end_in_former_pool()
         leftover = self.alive()
         self._provider.teardown(self._directory.run)
         number = self._directory.begin_attempt(self._job, now=time.time())
@@ -105,6 +107,13 @@ class Cluster:
     def forget_store(self) -> None:
         """Remove the data of the ended etcd: the report holds what is worth keeping."""
         discard_data(self._directory)
+
+    def _end_in_former_pool(self) -> None:
+        """End what an earlier attempt left in a pool of another kind, if that pool still answers."""
+        before = self._directory.job()
+        if before.pool.kind != self._job.pool.kind:
+            with suppress(ProviderUnavailable):
+                Cluster(before, self._directory).tear_down()
 
     def _adopt(self) -> Attempt | None:
         """Return the newest attempt if it goes on, or succeeded while nobody watched."""

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from requests.exceptions import ConnectionError as NoAnswer
 
 from elastic_core.cluster.provider import InstanceState
 from elastic_core.errors import ProviderUnavailable
-from elastic_core.model.job import DockerPool, JobSpec
+from elastic_core.model.job import DockerPool, JobSpec, LocalPool
 from elastic_core.store.endpoint import parse_endpoints
 from tasks.etcd import NoEtcd, connected
 from tasks.providers.docker_engine import network_of
 from tasks.providers.docker_etcd import EtcdContainer
 from tasks.provision import Cluster
-from tasks.runs import RunDirectory
+from tasks.runs import RunDirectory, choose_run
 from tests.docker.engine import left_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -33,8 +34,7 @@ def pool(stub_image: str) -> DockerPool:
 
 @pytest.fixture
 def directory(tmp_path: Path, pool: DockerPool, docker_client: Any) -> Iterator[RunDirectory]:
-    made = RunDirectory(tmp_path / "digits-1")
-    made.path.mkdir()
+    made = choose_run(tmp_path, JobSpec(pool=pool), run_id="digits-1", now=datetime.now(UTC))
     yield made
     Cluster(JobSpec(pool=pool), made).tear_down()
     assert left_of(docker_client, made.run) == []
@@ -112,6 +112,18 @@ def test_a_server_that_cannot_run_says_why(directory: RunDirectory, pool: Docker
     )
 
 
+def test_an_attempt_on_another_pool_ends_what_was_left_here(
+    directory: RunDirectory, pool: DockerPool, docker_client: Any
+) -> None:
+    make(JobSpec(pool=pool), directory)
+    elsewhere = Cluster(JobSpec(pool=LocalPool()), directory)
+    try:
+        assert elsewhere.find_or_start() == "attempt 2 of run digits-1 begins"
+        assert left_of(docker_client, directory.run) == []
+    finally:
+        elsewhere.tear_down()
+
+
 # ---- faults ------------------------------------------------------------------------------------
 
 
@@ -173,8 +185,7 @@ def test_whatever_call_breaks_nothing_is_left_and_a_rerun_succeeds(
     fault.mend()
     Cluster(job, directory).tear_down()
     assert left_of(docker_client, directory.run) == []
-    states = [instance.state for instance in make(job, directory, "second").instances()]
-    assert states.count(InstanceState.RUNNING) == 2
+    assert len(make(job, directory, "second").alive()) == 2
 
 
 @pytest.mark.parametrize("k", range(4, POSTS + 1))

@@ -1,4 +1,8 @@
-"""One writer a run: the flow that drives it holds a key on its lease, and every write is fenced by it."""
+"""One writer a run: the flow that drives it holds a key on its lease, and every write is fenced by it.
+
+A store that stood still for longer than the lease ends it, though nobody else came: then the run is
+taken again. It is lost only to another owner.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from elastic_core.errors import LeaseLost
-from elastic_core.ids import NO_REVISION
+from elastic_core.errors import LeaseLost, StoreError
+from elastic_core.ids import NO_REVISION, Revision
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import Created, Put, Store
 from tasks.runs import AlreadyRunning
 
 TTL_S: Final = 5.0
+RETRY_S: Final = 0.2
 
 
 class Ownership:
@@ -22,7 +27,7 @@ class Ownership:
 
     Args:
         owner: Who owns, for the message to others: a flow run's name or a process.
-        lost: Called from another thread when the lease ended against our will.
+        lost: Called from another thread when somebody else owns the run.
     """
 
     def __init__(self, store: Store, keys: RunKeys, *, owner: str, lost: Callable[[], None]) -> None:
@@ -31,6 +36,7 @@ class Ownership:
         self._owner = f"{owner} on {socket.gethostname()}"
         self._lost = lost
         self._is_lost = False
+        self._closing = threading.Event()
 
     def __enter__(self) -> Self:
         """Take the run; a killed predecessor's lease is waited for.
@@ -53,16 +59,20 @@ class Ownership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the run back."""
+        self._closing.set()
         self._renewal.close()
         self._thread.join(timeout=2)
+        self._renewal.close()  # the thread may have begun another one meanwhile
         self._store.revoke(self._lease)
 
     def is_lost(self) -> bool:
-        """Return whether somebody else may own the run now."""
+        """Return whether somebody else owns the run."""
         return self._is_lost
 
     def write_new(self, key: str, value: bytes) -> None:
         """Write a key as the owner, unless it exists: whoever wrote it first is not overruled.
+
+        While the run is being taken again nothing is written, and nothing raised: try it again.
 
         Raises:
             LeaseLost: The run is not ours any more; nothing was written.
@@ -71,7 +81,7 @@ class Ownership:
         if written.succeeded:
             return
         owner = self._store.read(self._keys.owner)
-        if owner is None or owner.created != self._created.revision:
+        if owner is not None and owner.lease != self._lease:
             raise LeaseLost(f"run {self._keys.run} is driven by another flow now")
 
     def _acquire(self) -> Created:
@@ -93,6 +103,30 @@ class Ownership:
         raise AlreadyRunning(self._keys.run, holder.value.decode() if holder else "")
 
     def _guard(self) -> None:
-        if self._renewal.wait_lost():
-            self._is_lost = True
+        while self._renewal.wait_lost():
+            if not self._take_again():
+                self._is_lost = not self._closing.is_set()
+                break
+        if self._is_lost:
             self._lost()
+
+    def _take_again(self) -> bool:
+        """Return whether the run is ours again; asked for as long as the store gives no answer."""
+        while not self._closing.is_set():
+            try:
+                owner = self._store.read(self._keys.owner)
+                if owner is not None:  # ours, if only the answer to our last attempt was lost
+                    return owner.lease == self._lease and self._renew(owner.created)
+                self._lease = self._store.grant(TTL_S)
+                free, own = Created(self._keys.owner, NO_REVISION), self._owner.encode()
+                taken = self._store.transact([free], [Put(self._keys.owner, own, self._lease)])
+                if taken.succeeded:
+                    return self._renew(taken.revision)
+            except StoreError:
+                self._closing.wait(RETRY_S)
+        return False
+
+    def _renew(self, created: Revision) -> bool:
+        self._created = Created(self._keys.owner, created)
+        self._renewal = self._store.keep_alive(self._lease, TTL_S)
+        return True

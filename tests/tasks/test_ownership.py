@@ -1,13 +1,15 @@
-"""One flow a run: the second is refused, a dead one's lease is waited for, a lost one writes no more."""
+"""One flow a run: a second is refused, a dead one's lease waited for, one that was followed writes no more."""
 
 import threading
+import time
 
 import pytest
 
 from elastic_core.errors import LeaseLost
 from elastic_core.ids import RunId
 from elastic_core.store.keys import RunKeys
-from elastic_core.testing.memory_store import MemoryServer, MemoryStore
+from elastic_core.store.protocol import Entry, Put
+from elastic_core.testing.memory_store import NO_ANSWER, Fault, MemoryServer, MemoryStore
 from tasks import ownership
 from tasks.ownership import Ownership
 from tasks.runs import AlreadyRunning
@@ -50,12 +52,79 @@ def test_a_dead_owners_lease_is_waited_for(server: MemoryServer, monkeypatch: py
         assert not mine.is_lost()
 
 
-def test_a_lost_owner_hears_of_it_and_its_writes_are_refused(server: MemoryServer) -> None:
+def end_ownership(server: MemoryServer, *successor: Put) -> Entry:
+    """End the owner's lease, as a store does that stood still for longer; somebody may come at once."""
+    store = MemoryStore(server)
+    owner = store.read(KEYS.owner)
+    assert owner is not None
+    with server.changed:
+        store.revoke(owner.lease)
+        store.transact([], successor)
+    return owner
+
+
+def next_owner(server: MemoryServer, before: Entry) -> Entry:
+    deadline = time.monotonic() + 5
+    while (owner := MemoryStore(server).read(KEYS.owner)) is None or owner.created == before.created:
+        assert time.monotonic() < deadline, "nobody owns the run"
+    return owner
+
+
+def write_target(owner: Ownership, store: MemoryStore) -> None:
+    """Write as the loop does, again until it stands: between two ownerships nothing is written."""
+    deadline = time.monotonic() + 5
+    while store.read(KEYS.target) is None:
+        assert time.monotonic() < deadline, "the owner cannot write"
+        owner.write_new(KEYS.target, b"3")
+
+
+def test_an_owner_whose_lease_ended_takes_the_run_again_if_nobody_else_did(server: MemoryServer) -> None:
     lost = threading.Event()
     with owning(server, lost) as mine:
-        owner = MemoryStore(server).read(KEYS.owner)
-        assert owner is not None
-        MemoryStore(server).revoke(owner.lease)
+        again = next_owner(server, end_ownership(server))
+        next_owner(server, end_ownership(server))
+        assert again.lease
+        write_target(mine, MemoryStore(server))
+        assert not mine.is_lost()
+    assert not lost.is_set()
+    assert MemoryStore(server).read(KEYS.owner) is None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(call="grant", error=NO_ANSWER.error),
+        Fault(call="transact", error=NO_ANSWER.error),
+        Fault(call="transact", error=NO_ANSWER.error, applied=True),
+    ],
+    ids=["no lease", "not taken", "taken unheard"],
+)
+def test_a_run_is_taken_again_as_soon_as_the_store_answers(server: MemoryServer, fault: Fault) -> None:
+    store = MemoryStore(server)
+    with Ownership(store, KEYS, owner="a flow", lost=lambda: None) as mine:
+        store.faults.append(fault)
+        next_owner(server, end_ownership(server))
+        write_target(mine, store)
+        assert not mine.is_lost()
+    assert store.faults == []
+
+
+def test_nothing_is_written_between_two_ownerships(server: MemoryServer) -> None:
+    store = MemoryStore(server)
+    with Ownership(store, KEYS, owner="a flow", lost=lambda: None) as mine:
+        released = threading.Event()
+        store.faults.append(Fault(call="grant", until=released))
+        before = end_ownership(server)
+        mine.write_new(KEYS.target, b"3")
+        assert store.read(KEYS.target) is None
+        released.set()
+        next_owner(server, before)
+
+
+def test_an_owner_that_was_followed_hears_of_it_and_its_writes_are_refused(server: MemoryServer) -> None:
+    lost = threading.Event()
+    with owning(server, lost) as mine:
+        end_ownership(server, Put(KEYS.owner, b"another flow"))
         assert lost.wait(5)
         assert mine.is_lost()
         with pytest.raises(LeaseLost):

@@ -1,4 +1,4 @@
-"""One flow a run: a second is refused, a dead one's lease waited for, one that was followed writes no more."""
+"""One flow a run: a second is refused, a dead one waited for, and one that was followed writes no more."""
 
 import threading
 import time

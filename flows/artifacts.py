@@ -44,7 +44,7 @@ def _nodes(snapshot: RunSnapshot) -> ArtifactContent:
             "state": instance.state,
             "phase": records[instance.name].phase if instance.name in records else "",
             "trains": "yes" if instance.name in records and records[instance.name].node_id in members else "",
-            "detail": instance.detail,
+            "detail": instance.detail or ("" if instance.exit_code is None else f"exit {instance.exit_code}"),
             "log": instance.log,
         }
         for instance in seen.instances
@@ -63,7 +63,7 @@ def _generation(entry: HistoryEntry, resumed: Mapping[int, Any]) -> dict[str, An
     resumption = resumed.get(generation.number)
     return {
         "generation": generation.number,
-        "at": datetime.fromtimestamp(entry.published_at, UTC).strftime("%H:%M:%S"),
+        "at (UTC)": datetime.fromtimestamp(entry.published_at, UTC).strftime("%H:%M:%S"),
         "cause": generation.cause,
         "nodes": generation.group_world_size,
         "world size": generation.world_size,
@@ -91,6 +91,8 @@ def _page(snapshot: RunSnapshot) -> ArtifactContent:
         f"attempt {report.attempt}: {report.state if directory.report_file.exists() else 'training'}",
         f"{accuracy}{report.epochs} epochs, {report.steps} steps, {report.steps_lost} steps lost",
         report.exactly_once,
+        f"model: `{report.model}`" if report.model else "",
+        f"all files: `{directory.path.absolute()}`",
         *(f"![{name}]({as_data_uri(directory.path / name)})" for name in report.pictures),
         "\n".join(["| spent on | seconds |", "|---|---|", *spent, f"| **all** | {report.wall_s:.2f} |"]),
     ]

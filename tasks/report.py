@@ -184,6 +184,10 @@ def render(report: RunReport, console: Console) -> None:
         say(f"first failure: {report.first_failure.headline}")
     if report.resumable_with:
         say(f"goes on with: {report.resumable_with}")
+    if report.model:
+        say(f"model: {report.model}")
+    if report.pictures:
+        say(f"pictures, beside the report: {', '.join(report.pictures)}")
 
 
 def _figures(report: RunReport) -> str:

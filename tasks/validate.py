@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -43,6 +44,7 @@ def resolve(job: JobSpec) -> JobSpec:
         case ScriptTraining(script=script):
             if not Path(script).is_file():
                 raise RefusedInput([f"training.script: {script!r} is not a file; give the path of a script"])
+            _compile(Path(script))
             absolute = job.training.model_copy(update={"script": str(Path(script).absolute())})
             return _with_script(job.model_copy(update={"training": absolute}), Path(script).absolute().parent)
         case _:
@@ -90,6 +92,19 @@ def _with_script(job: JobSpec, directory: Path) -> JobSpec:
         return job
     mount = DirectoryMount(source=str(directory), target=str(directory))
     return job.model_copy(update={"pool": pool.model_copy(update={"mounts": (*pool.mounts, mount)})})
+
+
+def _compile(script: Path) -> None:
+    """Refuse a script that Python cannot read: every node would start only to find that out."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except OSError as error:
+        raise RefusedInput([f"training.script: {str(script)!r}: {error.strerror}"]) from error
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else error
+        raise RefusedInput([f"training.script: {str(script)!r}{where}: {what}; mend the script"]) from error
 
 
 def _read_config(path: Path) -> object:

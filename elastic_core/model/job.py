@@ -191,10 +191,22 @@ class JobSpec(_Model):
     model_config = ConfigDict(title="Job")
 
     name: str = Field("digits", pattern=NAME_PATTERN, description="Lower-case letters, digits, dashes.")
-    pool: Annotated[LocalPool | DockerPool | AwsPool, Field(discriminator="kind")] = LocalPool()
+    pool: Annotated[
+        LocalPool | DockerPool | AwsPool,
+        Field(
+            discriminator="kind",
+            description="Where nodes come from: kind local, docker or aws, each with options of its own.",
+        ),
+    ] = LocalPool()
     nodes: NodeBounds = NodeBounds()
     workers_per_node: int = Field(1, ge=1, le=64, description="Training processes on each node.")
-    training: Annotated[ClassyTraining | ScriptTraining, Field(discriminator="kind")] = ClassyTraining()
+    training: Annotated[
+        ClassyTraining | ScriptTraining,
+        Field(
+            discriminator="kind",
+            description="kind classy: a Classy Vision config; kind script: any script made for torchrun.",
+        ),
+    ] = ClassyTraining()
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     resume: Literal["auto", "require", "never"] = Field(
         "auto", description="auto: go on where an unfinished run of this job stopped."

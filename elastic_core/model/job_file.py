@@ -83,6 +83,9 @@ def _word(problem: Any) -> str:
         return f"{path}: unknown key {key!r}{nearest(key, known)}{allowed}"
     if problem["type"] == "missing":
         return f"{path}: is required"
+    if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        tag, allowed = problem["ctx"].get("tag"), problem["ctx"]["expected_tags"]
+        return f"{path}.kind: {f'unknown kind {tag!r}' if tag else 'is required'}; allowed: {allowed}"
     message = problem["msg"].removeprefix("Value error, ")
     shown = repr(value) if not isinstance(value, (dict, BaseModel)) else ""
     return f"{path}: {message}" + (f", not {shown}" if shown else "")

@@ -21,6 +21,7 @@ training: {kind: script, script: train.py}
 def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
     (tmp_path / "good.yaml").write_text(GOOD)
 
 
@@ -56,7 +57,7 @@ def test_every_mistake_of_a_job_has_one_line_and_nothing_is_created(
         ("dataset.train.num_wokers", 2, "unknown key 'num_wokers' (did you mean 'num_workers'?)"),
         ("dataset.train.batchsize_per_replica", 0, "is 0; it must be a whole number of at least 1"),
         ("num_epoch", 3, "unknown key 'num_epoch' (did you mean 'num_epochs'?)"),
-        ("checkpoint_folder", "./x_{time.time()}", "is './x_{time.time()}': fill in the placeholder"),
+        ("checkpoint_folder", "./x_{time.time()}", "is './x_{time.time()}': fill in '{time.time()}'"),
     ],
 )
 def test_what_classy_vision_would_pass_over_is_refused_before_anything_is_made(
@@ -93,6 +94,15 @@ def test_a_job_name_that_breaks_the_rule_is_refused(
     [
         ("nodes.target", "--set 'nodes.target': write path.to.key=value, as in nodes.target=3"),
         ("nodes.target=9", "good.yaml: nodes: target is 9: it must lie between min (1) and max (4)"),
+        (
+            "training.kind=scrpt",
+            "good.yaml: training.kind: unknown kind 'scrpt'; allowed: 'classy', 'script'",
+        ),
+        ("training={script: a.py}", "good.yaml: training.kind: is required; allowed: 'classy', 'script'"),
+        (
+            "training.script=broken.py",
+            "training.script: 'broken.py', line 2: invalid syntax; mend the script",
+        ),
         ("training.script=gone.py", "training.script: 'gone.py' is not a file; give the path of a script"),
     ],
 )

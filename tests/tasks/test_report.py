@@ -137,6 +137,14 @@ def test_a_report_is_written_whole_with_its_pictures_beside_it(tmp_path: Path) -
     assert not list(trained.path.glob(".*draft"))
 
 
+def test_the_last_lines_say_where_model_and_pictures_lie(trained: Trained) -> None:
+    report = trained.collect().model_copy(update={"model": "/runs/tiny/model", "pictures": ("a.png",)})
+    assert shown(report).splitlines()[-2:] == [
+        "model: /runs/tiny/model",
+        "pictures, beside the report: a.png",
+    ]
+
+
 def test_a_sample_that_was_left_out_is_found_and_shown(trained: Trained) -> None:
     path = trained.path / "samples" / "b.1-0.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line).get("s") != 1]

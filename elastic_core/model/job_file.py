@@ -84,7 +84,7 @@ def _word(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{path}: is required"
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        tag, allowed = problem["ctx"].get("tag"), problem["ctx"]["expected_tags"]
+        tag, allowed = problem["ctx"].get("tag"), ", ".join(_kinds_at(problem["loc"]))
         return f"{path}.kind: {f'unknown kind {tag!r}' if tag else 'is required'}; allowed: {allowed}"
     message = problem["msg"].removeprefix("Value error, ")
     shown = repr(value) if not isinstance(value, (dict, BaseModel)) else ""
@@ -104,6 +104,13 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
             return None
         kind = members[0]
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _kinds_at(location: tuple[int | str, ...]) -> list[str]:
+    """Return the kinds of which a key is one."""
+    model = _model_at(location[:-1])
+    members = get_args(model.model_fields[str(location[-1])].annotation) if model else ()
+    return [tag for member in members if (tag := _tag(member))]
 
 
 def _tag(member: Any) -> str | None:

@@ -63,5 +63,10 @@ class Failure:
     def headline(self) -> str:
         """Return the one line that a person reads first."""
         where = f" at {self.location}" if self.location else ""
-        when = f" after step {self.step}" if self.step >= 0 else " before its first step"
-        return f"rank {self.rank} on node {self.node_id}: {self.message}{where}{when}"
+        return f"rank {self.rank} on node {self.node_id}: {self.message}{where}{self._when()}"
+
+    def _when(self) -> str:
+        """Return how far the worker was: of one that trained and reports no steps it is not known."""
+        if self.step >= 0:
+            return f" after step {self.step}"
+        return "" if self.started else " before its first step"

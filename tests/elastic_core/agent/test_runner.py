@@ -145,7 +145,6 @@ def test_an_interrupt_is_told(node: Node) -> None:
 
 
 @pytest.mark.case("W08")
-@pytest.mark.case("W08")
 def test_a_long_message_is_bounded(node: Node) -> None:
     node.run("raise ValueError('x' * 3_000_000)")
 

@@ -213,13 +213,15 @@ def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
     if situation.due_since is None or ready >= needed:
         return None
     deadline = max(situation.due_since, situation.short_since) + situation.policy.join_timeout
+    done = len(situation.standing.done)
+    finished = f"; {_nodes(done)} {'has' if done == 1 else 'have'} finished already" if done else ""
     if now >= deadline:
         reason = (
             f"{ready} of {_nodes(needed)} were ready within the join timeout of "
-            f"{situation.policy.join_timeout:g} s"
+            f"{situation.policy.join_timeout:g} s{finished}"
         )
         return _close(Outcome.BELOW_MINIMUM, ExitCode.BELOW_MINIMUM, reason)
-    reason = f"{ready} of {_nodes(needed)}, waiting (timeout {situation.policy.join_timeout:g} s)"
+    reason = f"{ready} of {_nodes(needed)}, waiting (timeout {situation.policy.join_timeout:g} s){finished}"
     return Decision(reason=reason, until=deadline)
 
 

@@ -620,6 +620,21 @@ def test_a_failure_after_another_node_finished_goes_on_without_the_finished_one(
     assert (run.members, causes(run), lost(run)) == (("b",), [Cause.FAILURE], {"a": "succeeded"})
 
 
+def test_who_waits_for_a_finished_node_in_vain_is_told_of_it() -> None:
+    """A script that ends with 0 on one rank only."""
+    run = running("a", "b", min_nodes=2, join_timeout=60.0)
+    succeed(run, "b")
+    run.failure(failure("a", consequence=True))
+    run.now += 10.0  # no root cause comes
+    run.tick()
+    assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s); 1 node has finished already"
+    run.now += 60.0
+    run.tick()
+    assert run.closed is not None
+    assert run.closed.outcome is Outcome.BELOW_MINIMUM
+    assert run.closed.reason.endswith("within the join timeout of 60 s; 1 node has finished already")
+
+
 def test_a_job_that_finishes_while_a_node_joins_succeeds_without_it() -> None:
     run = running("a")
     run.seen("b")

@@ -207,8 +207,10 @@ def _nodes(snapshot: RunSnapshot) -> str:
     """Return how many nodes train, of how many that live, and what the others do."""
     seen = snapshot.observation
     training = seen.current.group_world_size if seen.current else 0
-    if seen.closed is not None or (seen.progress is not None and seen.progress.phase == "done"):
+    if seen.progress is not None and seen.progress.phase == "done":
         return f"{training} done"
+    if seen.closed is not None:
+        return f"{training} ended"
     warming = sum(node.phase is NodePhase.WARMING for node in seen.nodes)
     counts = ((warming, "warming"), (_starting(seen), "starting"))
     others = [f"{count} {word}" for count, word in counts if count > 0]

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from elastic_core.errors import ElasticError, RefusedInput
-from elastic_core.model.job import ClassyTraining, DirectoryMount, DockerPool, JobSpec, ScriptTraining
+from elastic_core.model.job import (
+    ClassyTraining,
+    DirectoryMount,
+    DockerPool,
+    JobSpec,
+    LocalPool,
+    ScriptTraining,
+)
+from elastic_core.store.server import find_etcd
 from tasks.agents import provider_of
 from tasks.runs import RUNS
 
@@ -79,6 +87,8 @@ def _check_pool(job: JobSpec) -> None:
             from tasks.providers.docker_check import check_pool
 
             check_pool(pool, job.checkpoint)
+        case LocalPool():
+            find_etcd()
         case _:
             provider_of(job.pool, RUNS)
 

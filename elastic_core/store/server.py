@@ -293,7 +293,9 @@ def last_words(log: str) -> str:
 
 def _executable(path: Path, source: str) -> Path:
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise RefusedInput([f"etcd: {source} names {str(path)!r}, which is no executable file"])
+        raise RefusedInput(
+            [f"etcd: {source} names {str(path)!r}, which is no executable file; correct or unset it"]
+        )
     return path
 
 

@@ -120,6 +120,17 @@ def test_a_good_job_is_called_good(
     assert capsys.readouterr().out == "good.yaml: job 'digits' is good: 3 nodes on pool local\n"
 
 
+def test_an_etcd_that_is_not_there_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ELASTIC_ETCD", "/nope")
+    before = set(tmp_path.rglob("*"))
+    assert run(monkeypatch, "train", "good.yaml") == 2
+    assert len(told := lines(capsys)) == 1
+    assert "ELASTIC_ETCD names '/nope'" in told[0]
+    assert set(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("command", ["status", "stop"])
 def test_an_unknown_run_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

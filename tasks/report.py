@@ -191,6 +191,8 @@ def render(report: RunReport, console: Console) -> None:
 
 
 def _figures(report: RunReport) -> str:
+    if not report.steps:  # a script tells none
+        return f"no steps were reported, {report.wall_s:.1f} s"
     accuracy = "" if report.test_accuracy is None else f"test accuracy {report.test_accuracy:.2%}, "
     lost = f"{report.steps_lost} {'step' if report.steps_lost == 1 else 'steps'} lost"
     return f"{accuracy}{report.epochs} epochs, {report.steps} steps, {lost}, {report.wall_s:.1f} s"

@@ -137,6 +137,11 @@ def test_a_report_is_written_whole_with_its_pictures_beside_it(tmp_path: Path) -
     assert not list(trained.path.glob(".*draft"))
 
 
+def test_a_script_that_tells_no_steps_is_not_said_to_have_made_none(trained: Trained) -> None:
+    report = trained.collect().model_copy(update={"steps": 0, "epochs": 0})
+    assert shown(report).splitlines()[2] == "  no steps were reported, 21.0 s"
+
+
 def test_the_last_lines_say_where_model_and_pictures_lie(trained: Trained) -> None:
     report = trained.collect().model_copy(update={"model": "/runs/tiny/model", "pictures": ("a.png",)})
     assert shown(report).splitlines()[-2:] == [

@@ -56,6 +56,7 @@ def train(
     runs: RunsDirectory = RUNS,
 ) -> None:
     """Train a job; Ctrl-C saves and stops, and the same command goes on."""
+    typer.echo(f"checking {job_file}")  # takes seconds where the job is new
     job = _good_job(job_file, settings)
     from flows.session import train_here
 

@@ -1,21 +1,17 @@
 """Check a job before anything is created: every mistake at once, and only once for the same job.
 
-A Classy Vision config can only be judged by building it, which costs seconds
-of imports; a child process does that, and a job that passed is remembered by
-the hash of all that the judgement depends on.
+A Classy Vision config can only be judged by building it, which costs seconds of
+imports; a child process does that, and remembers a job that passed. Whether its
+data are there is looked up every time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import tempfile
 import warnings
-from contextlib import suppress
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -71,14 +67,7 @@ def check(job: JobSpec, home: Path) -> None:
         ValidationFailed: The check broke or took longer than two minutes.
     """
     _check_pool(job)
-    if not isinstance(job.training, ClassyTraining):
-        return
-    passed = home / "validated" / _fingerprint(job)
-    if passed.exists() and not job.training.user_package:
-        return
-    _check_by_building(job)
-    passed.parent.mkdir(parents=True, exist_ok=True)
-    passed.touch()
+    _judge(job, home / "validated")
 
 
 def _check_pool(job: JobSpec) -> None:
@@ -133,11 +122,12 @@ def _read_config(path: Path) -> object:
     return config
 
 
-def _check_by_building(job: JobSpec) -> None:
+def _judge(job: JobSpec, cache: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="elastic-validate-") as directory:
         file = Path(directory) / "job.yaml"
         file.write_text(job.model_dump_json())
         command = [sys.executable, "-m", "elastic_core.trainer", "validate", str(file), "--json"]
+        command += ["--cache", str(cache)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         except subprocess.TimeoutExpired as error:
@@ -149,20 +139,3 @@ def _check_by_building(job: JobSpec) -> None:
         raise ValidationFailed(f"the check of the config broke (exit {done.returncode}):\n{tail}") from error
     if problems:
         raise RefusedInput(problems)
-
-
-def _fingerprint(job: JobSpec) -> str:
-    """Return a name for all that the judgement depends on: the job and the code that judges it."""
-    digest = hashlib.sha256(job.model_dump_json().encode())
-    for package in ("classy-vision", "torch", "torchvision"):
-        digest.update(f"{package} {version(package)}".encode())
-    for package in ("elastic_core.trainer", getattr(job.training, "user_package", "")):
-        spec = None
-        with suppress(
-            ModuleNotFoundError, ValueError
-        ):  # the check itself tells of a package that is not there
-            spec = find_spec(package) if package else None
-        for place in spec.submodule_search_locations or () if spec else ():
-            for file in sorted(Path(place).rglob("*.py")):
-                digest.update(f"{file} {file.stat().st_mtime_ns}".encode())
-    return digest.hexdigest()

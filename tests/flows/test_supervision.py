@@ -251,13 +251,14 @@ def test_a_run_that_the_server_holds_for_ended_is_left_as_it_is(stage: Stage) ->
     assert stage.store.read(KEYS.stop) is None
 
 
-def test_a_flow_that_lost_its_lease_stops_acting(stage: Stage) -> None:
-    def take_lease() -> None:
+def test_a_flow_whose_run_another_one_drives_stops_acting(stage: Stage) -> None:
+    def take_over() -> None:
         owner = stage.store.read(KEYS.owner)
         assert owner is not None
+        stage.store.put(KEYS.owner, b"another flow", stage.store.grant(60))
         stage.store.revoke(owner.lease)
 
-    stage.acts.append(when(alive(2), take_lease))
+    stage.acts.append(when(alive(2), take_over))
     with pytest.raises(Fenced):
         stage.run()
     assert stage.running() == ["node-1", "node-2"]

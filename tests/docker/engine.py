@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,9 @@ from docker.errors import DockerException
 from elastic_core.ids import RunId
 from elastic_core.store.server import find_etcd
 from tasks.providers import docker_engine
+
+RUN = RunId(f"digits-{secrets.token_hex(4)}")
+"""An engine is shared by all of a machine, so every session of tests has names of its own."""
 
 BASE = os.environ.get("ELASTIC_TEST_BASE", "elastic-base:bookworm")
 """Image with Python 3, made by `tests/docker/make_base.sh`."""

@@ -19,7 +19,7 @@ from tasks.providers.docker_engine import network_of
 from tasks.providers.docker_etcd import EtcdContainer
 from tasks.provision import Cluster
 from tasks.runs import RunDirectory, choose_run
-from tests.docker.engine import left_of
+from tests.docker.engine import RUN, left_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ def pool(stub_image: str) -> DockerPool:
 
 @pytest.fixture
 def directory(tmp_path: Path, pool: DockerPool, docker_client: Any) -> Iterator[RunDirectory]:
-    made = choose_run(tmp_path, JobSpec(pool=pool), run_id="digits-1", now=datetime.now(UTC))
+    made = choose_run(tmp_path, JobSpec(pool=pool), run_id=RUN, now=datetime.now(UTC))
     yield made
     Cluster(JobSpec(pool=pool), made).tear_down()
     assert left_of(docker_client, made.run) == []
@@ -118,7 +118,7 @@ def test_an_attempt_on_another_pool_ends_what_was_left_here(
     make(JobSpec(pool=pool), directory)
     elsewhere = Cluster(JobSpec(pool=LocalPool()), directory)
     try:
-        assert elsewhere.find_or_start() == "attempt 2 of run digits-1 begins"
+        assert elsewhere.find_or_start() == f"attempt 2 of run {RUN} begins"
         assert left_of(docker_client, directory.run) == []
     finally:
         elsewhere.tear_down()

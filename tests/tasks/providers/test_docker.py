@@ -13,16 +13,14 @@ from docker.models.containers import Container
 
 from elastic_core.cluster.provider import Instance, InstanceState, LaunchRequest
 from elastic_core.errors import InvalidRequest, ProviderError
-from elastic_core.ids import RunId
 from elastic_core.model.job import DirectoryMount, DockerPool
 from tasks.providers import docker_engine
 from tasks.providers.docker import DockerProvider
 from tasks.providers.docker_engine import SurvivingContainers
-from tests.docker.engine import left_of
+from tests.docker.engine import RUN, left_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-RUN = RunId("digits-1")
 MIB = 2**20
 ABSENT = "127.0.0.1:1/nobody/nothing:1"
 """An image of a registry that does not answer."""
@@ -226,7 +224,7 @@ def test_a_strangers_container_of_our_name_is_left_alone_and_named(
 ) -> None:
     stranger = docker_client.containers.create(stub_image, name=f"elastic-{RUN}-node-1")
     try:
-        with pytest.raises(InvalidRequest, match="elastic-digits-1-node-1 exists and is not ours: remove it"):
+        with pytest.raises(InvalidRequest, match=f"elastic-{RUN}-node-1 exists and is not ours: remove it"):
             launch(make())
         assert container(docker_client).id == stranger.id
     finally:
@@ -266,10 +264,10 @@ def test_teardown_goes_on_after_a_container_that_cannot_be_removed_and_names_it(
     monkeypatch.setattr(Container, "remove", stubborn)
     with pytest.raises(SurvivingContainers) as raised:
         provider.teardown(RUN)
-    told = "1 container(s) could not be removed: elastic-digits-1-node-2: driver failed to remove"
+    told = f"1 container(s) could not be removed: elastic-{RUN}-node-2: driver failed to remove"
     assert str(raised.value).startswith(told)
     survivors = [found.name for found in docker_engine.containers_of(docker_client, RUN)]
-    assert survivors == ["elastic-digits-1-node-2"]
+    assert survivors == [f"elastic-{RUN}-node-2"]
     monkeypatch.undo()
     provider.teardown(RUN)
     assert left_of(docker_client, RUN) == []

@@ -11,9 +11,9 @@ from elastic_core.model.job import DockerPool
 from elastic_core.testing.fake_provider import FakeProvider
 from tasks.providers.docker import DockerProvider
 from tasks.providers.local import LocalProvider
+from tests.docker.engine import RUN
 
-RUN = RunId("digits-1")
-OTHER = RunId("digits-2")
+OTHER = RunId(f"{RUN}-other")
 
 
 DOCKER = pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])

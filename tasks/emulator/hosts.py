@@ -265,15 +265,15 @@ class Hosts:
                     ["docker", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
                 ).returncode
             )
-        process = subprocess.Popen(
+        with subprocess.Popen(
             ["docker", "run", *self._translated(instance, arguments[1:])],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
-        for line in process.stdout or ():
-            say(text=line)
-        return process.wait()
+        ) as process:
+            for line in process.stdout or ():
+                say(text=line)
+        return process.returncode
 
     def _translated(self, instance: Instance, arguments: list[str]) -> list[str]:
         """Rewrite `docker run` so that its container is on the machine and sees its file system."""

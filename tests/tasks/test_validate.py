@@ -51,15 +51,12 @@ def calls(tmp_path: Path) -> int:
     return len((tmp_path / "calls").read_text().splitlines())
 
 
-def test_a_good_job_is_checked_once_and_a_changed_one_again(
+def test_the_judge_remembers_good_jobs_in_the_given_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged(monkeypatch, tmp_path, """echo 'a warning'; echo '{"problems": []}'""")
+    judged(monkeypatch, tmp_path, f"""echo "$@" > {tmp_path}/asked; echo '{{"problems": []}}'""")
     check(CLASSY, tmp_path)
-    check(CLASSY, tmp_path)
-    assert calls(tmp_path) == 1
-    check(CLASSY.model_copy(update={"max_restarts": 1}), tmp_path)
-    assert calls(tmp_path) == 2
+    assert (tmp_path / "asked").read_text().endswith(f"--cache {tmp_path / 'validated'}\n")
 
 
 def test_a_bad_job_is_refused_with_all_its_problems_and_not_remembered(

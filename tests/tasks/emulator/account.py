@@ -1,8 +1,9 @@
 """An emulated account with the base that Terraform would make, built by boto3 in a second."""
 
+import atexit
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import boto3
@@ -32,10 +33,17 @@ class Account:
         return [instance.id for instance in self.cloud.instances() if instance.state in wanted]
 
 
-@pytest.fixture(scope="session")
-def cloud() -> Iterator[Cloud]:
-    with Cloud() as made:
-        yield made
+@cache
+def _one_cloud() -> Cloud:
+    """Return the process's one cloud: moto keeps its state in module globals."""
+    cloud = Cloud()
+    atexit.register(cloud.close)
+    return cloud
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return _one_cloud()
 
 
 @pytest.fixture

@@ -42,6 +42,10 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 test: $(STAMP) ## Run the quick tests
 	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws' $(ARGS)
 
+.PHONY: test-slow
+test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
+	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
+
 .PHONY: test-docker
 test-docker: $(STAMP) ## Run the tests that need a Docker engine, on images made of this environment
 	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages

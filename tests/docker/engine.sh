@@ -11,6 +11,10 @@ start_engine() {
         apt-get install -y -qq --no-install-recommends docker.io debootstrap >/dev/null
     done
     docker info >/dev/null 2>&1 && return
+    # A killed engine leaves its pid behind, and the next one refuses to start if a stranger has it now.
+    if [ -f /var/run/docker.pid ] && ! grep -qs dockerd "/proc/$(cat /var/run/docker.pid)/comm"; then
+        rm -f /var/run/docker.pid
+    fi
     dockerd >"$log" 2>&1 &
     engine_pid=$!
     for _ in $(seq 120); do

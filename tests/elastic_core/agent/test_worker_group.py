@@ -296,7 +296,7 @@ def test_two_hundred_children_left_by_a_worker_are_reaped(pair: Node) -> None:
     pair.wait_for(WorkerExited)
 
     server = pair.server_pid()
-    wait_until(lambda: not descendants(server), "no child of the worker is left, zombies included", 10)
+    wait_until(lambda: not descendants(server), "no child of the worker is left, zombies included", 40)
 
 
 @pytest.mark.case("W09")

@@ -54,11 +54,11 @@ def run_agent(settings: AgentSettings) -> int:
 
 
 def _take_part(settings: AgentSettings, endpoint: str) -> int:
-    check_endpoint(endpoint)
-    address = settings.advertise or address_towards(parse_endpoints(endpoint)[0])
+    check_endpoint(endpoint, tls=settings.tls)
+    address = settings.advertise or address_towards(*parse_endpoints(endpoint))
     context = LogContext(run=settings.run, node=settings.name)
     set_up_logs(context)
-    store = EtcdStore(endpoint)
+    store = EtcdStore(endpoint, tls=settings.tls, credentials=settings.credentials)
     try:
         own: Sequence[Failure] = ()
         ended = closed_before(store, settings.run)

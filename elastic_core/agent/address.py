@@ -17,22 +17,31 @@ PORTS: Final = range(20_000, 30_000)
 _SIOCGIFADDR: Final = 0x8915
 
 
-def address_towards(endpoint: Endpoint) -> str:
-    """Return the address from which this machine reaches an endpoint; nothing is sent.
+def address_towards(*endpoints: Endpoint) -> str:
+    """Return the address from which this machine reaches the first endpoint that it has a route to.
+
+    Nothing is sent.
 
     Raises:
-        RefusedInput: There is no route to it.
+        RefusedInput: There is no route to any of them.
     """
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            endpoint.host, endpoint.port, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        problem = f"the store's endpoint {endpoint}: no route to it ({error.strerror})"
-        raise RefusedInput([f"{problem}: give this node's address by --advertise"]) from error
+    problems = []
+    for endpoint in endpoints:
+        try:
+            return _source_towards(endpoint)
+        except OSError as error:
+            problem = f"the store's endpoint {endpoint}: no route to it ({error.strerror})"
+            problems.append(f"{problem}: give this node's address by --advertise")
+    raise RefusedInput(problems)
+
+
+def _source_towards(endpoint: Endpoint) -> str:
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:

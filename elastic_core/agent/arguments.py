@@ -22,7 +22,14 @@ from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
 from elastic_core.ids import RunId, check_name
 from elastic_core.model.job_file import nearest
-from elastic_core.store.endpoint import parse_endpoints
+from elastic_core.store.endpoint import (
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    Access,
+    Credentials,
+    TlsFiles,
+    parse_endpoints,
+)
 
 BACKENDS: Final = ("etcd3", "etcd", "etcd-v2")
 
@@ -124,6 +131,12 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
     add("--rdzv-endpoint", "", "host:port of etcd, several with commas; port 2379 if none", metavar="HOST")
     add("--rdzv-id", "", "id of the run, the same on all of its nodes", metavar="ID")
     add("--rdzv-conf", "", "waits: key=value,key=value", metavar="CONF")
+    add("--etcd-ca", "", "PEM file of the authority of etcd's certificate: turns TLS on", metavar="FILE")
+    add("--etcd-cert", "", "PEM file of this client's certificate, with --etcd-key", metavar="FILE")
+    add("--etcd-key", "", "PEM file of the certificate's key", metavar="FILE")
+    user = environment.get(USER_VARIABLE, "")
+    add("--etcd-user", user, f"user of etcd; its password comes from {PASSWORD_VARIABLE}", metavar="NAME")
+    add("--etcd-password-file", "", "or from the first line of this file", metavar="FILE")
     add("--max-restarts", "0", "failures of workers that are mended, job-wide; losses cost none", metavar="N")
     add("--start-method", "fork", "fork (warm, fast) or spawn", metavar="METHOD")
     add("--role", "default", "value of ROLE_NAME", metavar="NAME")
@@ -207,6 +220,7 @@ class _Reader:
         """
         options = self._options
         minimum, maximum = self._nodes()
+        endpoint, tls, credentials = self._store()
         settings = AgentSettings(
             min_nodes=minimum,
             max_nodes=maximum,
@@ -216,7 +230,9 @@ class _Reader:
             entrypoint=self._entrypoint(),
             args=tuple(options.args),
             api=self._choice("--worker-api", ("torchrun", "elastic")),
-            endpoint=self._endpoint(),
+            endpoint=endpoint,
+            tls=tls,
+            credentials=credentials,
             standalone=options.standalone,
             waits=self._waits(),
             max_restarts=self._number("--max-restarts"),
@@ -327,18 +343,54 @@ class _Reader:
             self._refuse("script", path, "it cannot be read; check its permissions")
         return Entrypoint("script", options.program)
 
-    def _endpoint(self) -> str:
-        value = self._value("--rdzv-endpoint")
+    def _store(self) -> tuple[str, TlsFiles | None, Credentials | None]:
+        """Return how the store is reached: its endpoints, how to speak to it, and who we are."""
         if self._options.standalone:
-            return ""
+            return "", None, None
+        tls, credentials = self._tls(), self._credentials()
+        value = self._value("--rdzv-endpoint")
         if not value:
             self._refuse("--rdzv-endpoint", value, "give host:port of etcd, or --standalone for one node")
-            return ""
+            return "", None, None
         try:
-            return ",".join(map(str, parse_endpoints(value)))
+            endpoints = parse_endpoints(value)
+            if not self._value("--etcd-ca"):
+                Access(endpoints, credentials=credentials)  # refuses a password in the clear
         except RefusedInput as error:
             self._problems += [f"--rdzv-endpoint: {problem}" for problem in error.problems]
-            return ""
+            return "", None, None
+        return ",".join(map(str, endpoints)), tls, credentials
+
+    def _tls(self) -> TlsFiles | None:
+        ca, cert, key = (self._value(flag) for flag in ("--etcd-ca", "--etcd-cert", "--etcd-key"))
+        if not ca:
+            if cert or key:
+                self._refuse("--etcd-ca", ca, "a certificate needs TLS; give the file of etcd's authority")
+            return None
+        try:
+            return TlsFiles(
+                ca=Path(ca).absolute(),
+                cert=Path(cert).absolute() if cert else None,
+                key=Path(key).absolute() if key else None,
+            )
+        except RefusedInput as error:
+            self._problems += [f"--etcd-ca, --etcd-cert, --etcd-key: {problem}" for problem in error.problems]
+            return None
+
+    def _credentials(self) -> Credentials | None:
+        user, file = self._value("--etcd-user"), self._value("--etcd-password-file")
+        password = self._environment.get(PASSWORD_VARIABLE, "")
+        if file:
+            try:
+                password = next(iter(Path(file).read_text().splitlines()), "")
+            except (OSError, UnicodeDecodeError):
+                self._refuse("--etcd-password-file", file, "it cannot be read; check path and permissions")
+                return None
+        if user and not password:
+            self._refuse("--etcd-user", user, f"has no password; set {PASSWORD_VARIABLE}")
+        if file and not user:
+            self._refuse("--etcd-user", user, "a password is given; give the name of its user too")
+        return Credentials(user, password) if user and password else None
 
     def _job(self) -> str:
         value = self._value("--job")

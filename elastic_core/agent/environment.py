@@ -10,7 +10,7 @@ from typing import Final
 from elastic_core.agent.events import GenerationPublished
 from elastic_core.ids import NodeId, RunId
 
-_NOT_FOR_WORKERS: Final = ("PREFECT_", "PET_")
+_NOT_FOR_WORKERS: Final = ("PREFECT_", "PET_", "ELASTIC_STORE_")
 """What steers the agent or the orchestrator has no meaning, and credentials no place, in a worker."""
 
 

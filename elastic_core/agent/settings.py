@@ -8,6 +8,7 @@ from typing import Literal
 
 from elastic_core.agent.process import Entrypoint
 from elastic_core.ids import RunId
+from elastic_core.store.endpoint import Credentials, TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class AgentSettings:
 
     Attributes:
         endpoint: The store's `host:port[,host:port…]`; "" with `standalone`.
+        tls: How to speak TLS with the store, None for plaintext.
+        credentials: Who this agent is for the store, None if it asks for no user.
         name: This instance's name; its node ids begin with it.
         advertise: Address for the other nodes, "" to take the one that the store is reached from.
         notices: What should be told to people although it is no mistake.
@@ -43,6 +46,8 @@ class AgentSettings:
     args: tuple[str, ...] = ()
     api: Literal["torchrun", "elastic"] = "torchrun"
     endpoint: str = ""
+    tls: TlsFiles | None = None
+    credentials: Credentials | None = None
     standalone: bool = False
     waits: Waits = Waits()
     max_restarts: int = 0

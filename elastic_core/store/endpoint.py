@@ -12,6 +12,10 @@ from elastic_core.errors import RefusedInput
 DEFAULT_PORT: Final = 2379
 DEADLINE_S: Final = 2.0
 
+USER_VARIABLE: Final = "ELASTIC_STORE_USER"
+PASSWORD_VARIABLE: Final = "ELASTIC_STORE_PASSWORD"  # noqa: S105 - a name
+"""A password is never an argument: other users of the machine could read it there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

@@ -37,14 +37,17 @@ from elastic_core.errors import RefusedInput
 from elastic_core.ids import RunId
 from elastic_core.model.job_file import nearest
 from elastic_core.rendezvous.rounds import RoundPolicy
-from elastic_core.store.endpoint import Credentials, TlsFiles, parse_endpoints
+from elastic_core.store.endpoint import (
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    Credentials,
+    TlsFiles,
+    parse_endpoints,
+)
 from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.preflight import check_endpoint
 from elastic_core.torchrun.handler import Etcd3RendezvousHandler, HandlerSettings
-
-USER_VARIABLE: Final = "ELASTIC_STORE_USER"
-PASSWORD_VARIABLE: Final = "ELASTIC_STORE_PASSWORD"  # noqa: S105 - a name
 
 _TIMES: Final[Mapping[str, float]] = {
     "ttl": 5.0,
@@ -77,9 +80,9 @@ def create_handler(parameters: RendezvousParameters) -> Etcd3RendezvousHandler:
         times = _times(parameters.config)
         if not parameters.endpoint:
             raise RefusedInput(["--rdzv-endpoint is empty: give the address of etcd, host:port"])
-        endpoint = parse_endpoints(parameters.endpoint)[0]
+        endpoints = parse_endpoints(parameters.endpoint)
         tls = _tls(parameters.config)
-        address = parameters.local_addr or address_towards(endpoint)
+        address = parameters.local_addr or address_towards(*endpoints)
     except RefusedInput as error:
         raise ValueError(str(error)) from error
     try:

@@ -12,6 +12,7 @@ from elastic_core.agent.arguments import parse_arguments
 from elastic_core.agent.process import Entrypoint
 from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
+from elastic_core.store.endpoint import Credentials, TlsFiles
 
 BASE = ("--rdzv-endpoint=store:2379", "--rdzv-id=run-1", "--name=node-1")
 
@@ -163,7 +164,62 @@ def test_the_address_may_be_given_in_our_words_or_torchruns() -> None:
     assert parse("--local-addr=10.0.0.7").advertise == "10.0.0.7"
 
 
+def pem_files(directory: Path) -> tuple[Path, Path, Path]:
+    files = directory / "ca.pem", directory / "node.pem", directory / "node.key"
+    for path in files:
+        path.touch()
+    return files
+
+
+def test_the_store_may_want_tls_and_a_user_whose_password_is_no_argument(tmp_path: Path) -> None:
+    ca, cert, key = pem_files(tmp_path)
+    settings = parse(
+        "--etcd-ca=ca.pem",
+        f"--etcd-cert={cert}",
+        f"--etcd-key={key}",
+        "--etcd-user=trainer",
+        ELASTIC_STORE_PASSWORD="s3cret",
+    )
+    assert settings.tls == TlsFiles(ca=ca, cert=cert, key=key)
+    assert settings.credentials == Credentials("trainer", "s3cret")
+    assert "s3cret" not in repr(settings)
+
+
+def test_user_and_password_also_come_from_variable_and_file(tmp_path: Path) -> None:
+    pem_files(tmp_path)
+    (tmp_path / "secret").write_text("s3cret\n")
+    settings = parse("--etcd-password-file=secret", PET_ETCD_CA="ca.pem", ELASTIC_STORE_USER="trainer")
+    assert settings.credentials == Credentials("trainer", "s3cret")
+
+
 # ---- refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--etcd-ca=none.pem"], "--etcd-ca, --etcd-cert, --etcd-key: TLS file '{here}/none.pem' cannot be "
+         "read: check the path and its permissions"),
+        (["--etcd-ca=ca.pem", "--etcd-key=node.key"], "--etcd-ca, --etcd-cert, --etcd-key: TLS: only the key "
+         "is given; give certificate and key, or neither"),
+        (["--etcd-cert=node.pem", "--etcd-key=node.key"],
+         "--etcd-ca '': a certificate needs TLS; give the file of etcd's authority"),
+        (["--etcd-ca=ca.pem", "--etcd-user=trainer"],
+         "--etcd-user 'trainer': has no password; set ELASTIC_STORE_PASSWORD"),
+        (["--etcd-user=trainer", "--etcd-password-file=ca.pem"],
+         "--etcd-user 'trainer': has no password; set ELASTIC_STORE_PASSWORD"),
+        (["--etcd-user=trainer", "--etcd-password-file=none"],
+         "--etcd-password-file 'none': it cannot be read; check path and permissions"),
+        (["--etcd-user=trainer", "--etcd-password-file=secret"],
+         "--rdzv-endpoint: endpoint store:2379: a password needs TLS; give the CA's file"),
+        (["--etcd-ca=ca.pem", "--etcd-password-file=secret"],
+         "--etcd-user '': a password is given; give the name of its user too"),
+    ],
+)  # fmt: skip
+def test_a_store_that_could_not_be_entered_is_refused(flags: list[str], said: str, tmp_path: Path) -> None:
+    pem_files(tmp_path)
+    (tmp_path / "secret").write_text("s3cret\n")
+    assert refusals(*flags) == (said.replace("{here}", str(tmp_path)),)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from prefect.logging import get_run_logger
 from flows.artifacts import artifacts_of
 from flows.audience import RunSnapshot, audience
 from flows.link import PrefectLink
+from flows.signals import StopSignals
 
 
 class FlowSide:
     """The outside of one flow run; a context manager. Works without a server, then without its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: StopSignals) -> None:
+        self._signals = signals
         context = FlowRunContext.get()
         flow_run = context.flow_run if context else None
         self._audience = audience()
@@ -69,9 +71,11 @@ class FlowSide:
         if self._link and last:
             self._link.show(lambda: artifacts_of(last))
 
-    def wants_stop(self) -> bool:
-        """Return whether somebody cancelled the flow run."""
-        return self._link is not None and self._link.wants_stop()
+    def stop_reason(self) -> str:
+        """Return why somebody wants the run to stop: a signal, or the flow run was cancelled; else ""."""
+        if self._link is not None and self._link.wants_stop():
+            return "the flow run was cancelled"
+        return self._signals.asked()
 
     def is_foreign(self) -> bool:
         """Return whether the server holds the run for ended."""

@@ -42,8 +42,8 @@ class Fenced(ElasticError):
 class Steering(Protocol):
     """What may tell the loop to stop (`flows.link.PrefectLink`)."""
 
-    def wants_stop(self) -> bool:
-        """Return whether somebody cancelled the flow run."""
+    def stop_reason(self) -> str:
+        """Return why somebody wants the run to stop, "" while nobody does."""
         ...
 
     def is_foreign(self) -> bool:
@@ -78,7 +78,7 @@ class Supervision:
         self._ended: set[str] = set()
         self._registered: set[NodeId] = set()
         self._listed_at = float("-inf")
-        self._hurried = False
+        self._ending = self._hurried = False
         self._said = ""
         self._plan = plan_cluster(cluster.attempt.job)
         # Tokens of this process only: what another one asked for is seen in the provider's list.
@@ -99,9 +99,9 @@ class Supervision:
         """Let the loop look up now; safe from any thread."""
         self._watch.wake()
 
-    def hurry(self) -> None:
-        """Wait no longer for agents that save or leave."""
-        self._hurried = True
+    def hear_signal(self) -> None:
+        """Look up now; while the run is ended, wait no longer for agents that save or leave."""
+        self._hurried = self._ending
         self._watch.wake()
 
     def until_closed(self, steering: Steering, ownership: Ownership, deadline: float = inf) -> Closed:
@@ -121,8 +121,8 @@ class Supervision:
                 return observation.closed
             if steering.is_foreign() or ownership.is_lost():
                 raise Fenced("this flow run is over; the nodes are left to the flow that drives the run now")
-            if steering.wants_stop():
-                return self.stop("the flow run was cancelled")
+            if reason := steering.stop_reason():
+                return self.stop(reason)
             if time.monotonic() >= deadline:
                 return self.stop("the time limit was reached")
             try:
@@ -135,6 +135,7 @@ class Supervision:
 
     def stop(self, reason: str) -> Closed:
         """Ask the agents to save and leave; return as soon as they did, or when the time is up."""
+        self._ending = True
         self._say(f"stopping: {reason}; the state is saved first (at most {STOP_DEADLINE_S:.0f} s)")
         self._store.put(self._cluster.keys.stop, encode(Stop(reason=reason)))
         deadline = time.monotonic() + STOP_DEADLINE_S
@@ -150,6 +151,7 @@ class Supervision:
 
     def wait_left(self) -> Observation:
         """Give the agents of a closed run time to end by themselves; return the last view."""
+        self._ending = True
         self._cluster.note_end()
         deadline = time.monotonic() + LEAVE_DEADLINE_S
         observation = self._look(fresh=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from prefect import flow
-from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
@@ -23,16 +22,13 @@ from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Closed, Outcome
 from flows.audience import RunEnd, RunSnapshot, audience
 from flows.side import FlowSide
-from flows.signals import patient
+from flows.signals import StopSignals
 from flows.supervision import Fenced, Supervision
 from tasks import steps
 from tasks.ownership import Ownership
 from tasks.provision import Cluster
 from tasks.runs import RUNS, RunDirectory, job_lock
 from tasks.watch import Observation
-
-INTERRUPTIONS: Final = (KeyboardInterrupt, TerminationSignal)
-"""Ctrl-C, and SIGTERM (a cancelled run's host sends it). Neither is an `Exception`."""
 
 _JOB: Final = JobSpec()
 
@@ -69,24 +65,24 @@ def elastic_train(
 
 def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
     """Train, and leave nothing running behind, whichever way it ends."""
-    with FlowSide() as side:
+    with StopSignals() as signals, FlowSide(signals) as side:
         cluster = Cluster(job, directory)
         try:
             side.say(steps.find_or_start(cluster))
-            closed, seen = _drive(cluster, side, deadline)
-        except INTERRUPTIONS as interruption:
-            closed, seen = _preempted(interruption), Observation()
+            closed, seen = _drive(cluster, side, signals, deadline)
+        except KeyboardInterrupt:
+            signals.ignore()
+            closed, seen = _never_began(signals), Observation()
         except Fenced:
             raise
         except Exception:
-            with patient():
-                steps.tear_down(cluster)
-            raise
-        with patient():
+            signals.ignore()
             steps.tear_down(cluster)
-            steps.collect_report(directory, closed, seen)
-            cluster.forget_store()
-            side.show_again()
+            raise
+        steps.tear_down(cluster)
+        steps.collect_report(directory, closed, seen)
+        cluster.forget_store()
+        side.show_again()
     return RunEnd(
         run=directory.run,
         outcome=closed.outcome,
@@ -96,7 +92,9 @@ def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
     )
 
 
-def _drive(cluster: Cluster, side: FlowSide, deadline: float) -> tuple[Closed, Observation]:
+def _drive(
+    cluster: Cluster, side: FlowSide, signals: StopSignals, deadline: float
+) -> tuple[Closed, Observation]:
     """Watch and replace until the run is over; return how it ended and what was seen last."""
     began_at = time.time()
 
@@ -109,22 +107,14 @@ def _drive(cluster: Cluster, side: FlowSide, deadline: float) -> tuple[Closed, O
         Ownership(store, cluster.keys, owner="a flow", lost=supervision.wake) as ownership,
     ):
         side.wake_with(supervision.wake)
-        try:
-            closed = supervision.until_closed(side, ownership, deadline)
-        except INTERRUPTIONS as interruption:
-            with patient(supervision.hurry):
-                closed = supervision.stop(_named(interruption))
-        with patient(supervision.hurry):
-            return closed, supervision.wait_left()
+        signals.tell(supervision.hear_signal)
+        closed = supervision.until_closed(side, ownership, deadline)
+        return closed, supervision.wait_left()
 
 
-def _preempted(interruption: BaseException) -> Closed:
-    reason = f"stopped: {_named(interruption)}"
+def _never_began(signals: StopSignals) -> Closed:
+    reason = f"stopped: {signals.asked()}"
     return Closed(outcome=Outcome.PREEMPTED, exit_code=ExitCode.PREEMPTED, reason=reason)
-
-
-def _named(interruption: BaseException) -> str:
-    return "Ctrl-C" if isinstance(interruption, KeyboardInterrupt) else "SIGTERM"
 
 
 def _already_complete(directory: RunDirectory) -> RunEnd:

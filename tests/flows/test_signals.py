@@ -1,24 +1,49 @@
-"""While a run is ended, a signal shortens a wait and breaks nothing off."""
+"""A signal is kept until the flow can follow it, and breaks nothing off."""
 
 import os
 import signal
 
 import pytest
 
-from flows.signals import patient
+from flows.signals import StopSignals
+
+SIGNALS = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_counted_and_interrupts_nothing(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "name"), SIGNALS)
+def test_a_signal_is_kept_and_interrupts_nothing(number: signal.Signals, name: str) -> None:
+    with StopSignals() as signals:
+        assert signals.asked() == ""
+        os.kill(os.getpid(), number)
+        assert signals.asked() == name
+
+
+def test_the_first_signal_names_the_stop_and_the_listener_hears_each() -> None:
     heard: list[str] = []
-    with patient(lambda: heard.append("hurry")):
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)
-    assert heard == ["hurry", "hurry"]
+    with StopSignals() as signals:
+        signals.tell(lambda: heard.append(signals.asked()))
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert heard == ["SIGTERM", "SIGTERM"]
+
+
+def test_who_asks_twice_while_nobody_listens_is_not_kept_waiting() -> None:
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_is_left_to_do_is_not_broken_off() -> None:
+    with StopSignals() as signals:
+        signals.ignore()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signals.asked() == "Ctrl-C"
 
 
 def test_afterwards_ctrl_c_interrupts_again() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with patient():
-        assert signal.getsignal(signal.SIGINT) is not before
+    with StopSignals():
+        assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) is before

@@ -55,10 +55,10 @@ class FakeCluster:
 
 @dataclass
 class Steering:
-    stop: bool = False
+    stop: str = ""
     foreign: bool = False
 
-    def wants_stop(self) -> bool:
+    def stop_reason(self) -> str:
         return self.stop
 
     def is_foreign(self) -> bool:
@@ -213,7 +213,7 @@ def test_a_cancelled_flow_asks_the_agents_to_stop_and_returns_their_word(stage: 
         return seen.stop == Stop(reason="the flow run was cancelled")
 
     stage.acts += [
-        when(alive(2), lambda: setattr(stage.steering, "stop", True)),
+        when(alive(2), lambda: setattr(stage.steering, "stop", "the flow run was cancelled")),
         when(is_asked, lambda: stage.close(stopped)),
     ]
     assert stage.run() == stopped
@@ -223,7 +223,7 @@ def test_agents_that_do_not_stop_are_waited_for_until_the_deadline_only(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STOP_DEADLINE_S", 0.1)
-    stage.acts.append(when(alive(2), lambda: setattr(stage.steering, "stop", True)))
+    stage.acts.append(when(alive(2), lambda: setattr(stage.steering, "stop", "asked")))
     closed = stage.run()
     assert (closed.outcome, closed.exit_code) == (Outcome.PREEMPTED, 75)
     assert stage.running() == ["node-1", "node-2"]
@@ -231,8 +231,8 @@ def test_agents_that_do_not_stop_are_waited_for_until_the_deadline_only(
 
 def test_a_second_signal_ends_the_wait_for_the_saved_state(stage: Stage) -> None:
     stage.acts += [
-        when(alive(2), lambda: setattr(stage.steering, "stop", True)),
-        when(lambda seen: seen.stop is not None, stage.supervision.hurry),
+        when(alive(2), lambda: setattr(stage.steering, "stop", "asked")),
+        when(lambda seen: seen.stop is not None, stage.supervision.hear_signal),
     ]
     assert stage.run().outcome is Outcome.PREEMPTED  # after 8 s without the second signal
 

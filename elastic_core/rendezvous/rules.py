@@ -31,6 +31,8 @@ PROBE_ROUNDS: Final = 3
 FENCE_RETRY: Final = 1.0
 FINISH_GRACE: Final = 5.0
 """For members that finished a generation late, when the one after it can never be entered."""
+HEARING: Final = 1.0
+"""How long a run that ends by a failure waits to hear what the failure did to the other members."""
 MAX_PAUSE: Final = 5.0
 """Longest pause between commits that the store keeps refusing."""
 MAX_REASON: Final = 400
@@ -163,17 +165,18 @@ def account_for_members(situation: Situation, now: float) -> Decision | None:
     return None
 
 
-def close_when_unstartable(situation: Situation, _now: float) -> Decision | None:
+def close_when_unstartable(situation: Situation, now: float) -> Decision | None:
     """End at an exception before the first process group: every restart would meet it again."""
     if not _is_failure_due(situation):
         return None
     root = situation.root_cause()
     if root is None or not _is_hopeless(root):
         return None
-    return _close_failed(root, "failed before training began, a restart cannot mend it")
+    closing = _close_failed(root, "failed before training began, a restart cannot mend it")
+    return _hear_the_others(situation, closing, now)
 
 
-def close_when_budget_is_spent(situation: Situation, _now: float) -> Decision | None:
+def close_when_budget_is_spent(situation: Situation, now: float) -> Decision | None:
     """End at the failure that the budget of restarts does not cover."""
     if not _is_failure_due(situation):
         return None
@@ -181,10 +184,11 @@ def close_when_budget_is_spent(situation: Situation, _now: float) -> Decision | 
     if failures <= situation.policy.max_restarts:
         return None
     count = "1 failure" if failures == 1 else f"{failures} failures"
-    return _close_failed(situation.root_cause(), f"{count}, budget {situation.policy.max_restarts}")
+    closing = _close_failed(situation.root_cause(), f"{count}, budget {situation.policy.max_restarts}")
+    return _hear_the_others(situation, closing, now)
 
 
-def close_without_progress(situation: Situation, _now: float) -> Decision | None:
+def close_without_progress(situation: Situation, now: float) -> Decision | None:
     """End when failures follow each other without a new step between them."""
     if not _is_failure_due(situation) or _stalled(situation) < situation.policy.no_progress_limit:
         return None
@@ -192,7 +196,7 @@ def close_without_progress(situation: Situation, _now: float) -> Decision | None
         f"{_stalled(situation)} generations in a row failed without going beyond step "
         f"{situation.reached}: {_headline(situation)}"
     )
-    return _close(Outcome.NO_PROGRESS, ExitCode.NO_PROGRESS, reason)
+    return _hear_the_others(situation, _close(Outcome.NO_PROGRESS, ExitCode.NO_PROGRESS, reason), now)
 
 
 # ---- the next generation ---------------------------------------------------------------------
@@ -305,6 +309,16 @@ def _close_failed(root: Failure | None, why: str) -> Decision:
     exit_code = root.exit_code if root is not None else 0
     cause = root.headline() if root is not None else "workers failed on living nodes and said no reason"
     return _close(Outcome.FAILED, exit_code or ExitCode.FAILED, f"{why}: {cause}")
+
+
+def _hear_the_others(situation: Situation, closing: Decision, now: float) -> Decision:
+    """Return the end, but not before the others said what it did to them: agents act on it at once."""
+    inquiry = situation.inquiry
+    unheard = sum(1 for _ in situation.unheard())
+    if inquiry is None or not unheard or now >= inquiry.opened_at + HEARING:
+        return closing
+    reason = f"{_nodes(unheard)} may still say what that did there; then {closing.reason}"
+    return Decision(reason=reason, until=inquiry.opened_at + HEARING)
 
 
 def _is_hopeless(failure: Failure) -> bool:

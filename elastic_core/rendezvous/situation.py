@@ -23,12 +23,14 @@ class Inquiry:
     """The question who of the members lives, open since the generation came into trouble.
 
     Attributes:
+        opened_at: Since when the generation is in trouble.
         deadline: Until then the root cause is waited for.
         silent: Members that neither reported nor answered yet.
         rounds: How often they were asked.
         asked_at: When they were asked last.
     """
 
+    opened_at: float
     deadline: float
     silent: set[NodeId]
     rounds: int = 0
@@ -293,7 +295,8 @@ class Situation:
         if not self.is_broken:
             self.inquiry = None
         elif self.inquiry is None:
-            self.inquiry = Inquiry(deadline=now + self.policy.probe_timeout, silent=set(self._unheard()))
+            deadline = now + self.policy.probe_timeout
+            self.inquiry = Inquiry(opened_at=now, deadline=deadline, silent=set(self.unheard()))
 
     def note_probe(self, now: float) -> None:
         """The silent members are being asked."""
@@ -322,7 +325,8 @@ class Situation:
         words = {NodePhase.DRAINING: "drained", NodePhase.SUCCEEDED: "succeeded"}
         return words.get(record.phase, "lease ended")
 
-    def _unheard(self) -> Iterable[NodeId]:
+    def unheard(self) -> Iterable[NodeId]:
+        """Yield the members that said nothing of what happened to the current generation."""
         known = self.standing
         heard = known.lost | known.reported | known.draining | known.done
         return (node_id for node_id in self.members if node_id not in heard)

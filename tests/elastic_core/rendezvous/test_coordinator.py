@@ -464,10 +464,27 @@ def test_losses_spend_nothing_and_the_run_ends_at_the_failure_beyond_the_budget(
     assert run.closed.reason.startswith("2 failures, budget 1: rank 1 on node a: ValueError: bad label 7")
 
 
+def test_the_end_by_a_failure_waits_a_moment_for_what_it_did_to_the_others() -> None:
+    run = running("a", "b", "c", max_restarts=0)
+    run.failure(failure("a", exit_code=137))
+    run.answered("b")
+    run.answered("c")
+    run.failure(failure("b", consequence=True))
+    assert run.closed is None
+    run.now += 0.9
+    run.tick()
+    assert run.closed is None
+    run.failure(failure("c", consequence=True))
+    assert run.closed is not None
+    assert run.closed.exit_code == 137
+
+
 def test_an_exception_before_any_group_ends_the_run_whatever_the_budget() -> None:
     run = running("a", "b")
     run.failure(failure("a", started=False, step=-1, message="SyntaxError: invalid syntax"))
     run.answered("b")
+    run.now += 1.0
+    run.tick()
     assert run.closed is not None
     assert run.closed.reason == (
         "failed before training began, a restart cannot mend it: "

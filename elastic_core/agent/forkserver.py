@@ -151,6 +151,7 @@ class ForkServer:
         self._connection = connection
         self._buffer = LineBuffer()
         self._workers: dict[int, int] = {}
+        self._doomed: set[int] = set()
         """Launch number of each living worker, by process id."""
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -257,20 +258,26 @@ class ForkServer:
                 _kill_session(process)  # while its process id cannot be another's yet
                 del self._workers[process]
             os.waitpid(process, 0)
+            self._doomed.discard(process)
             if number is not None:
                 self._report({"exited": number, "pid": process, "code": code})
         if reaped:
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Kill adopted descendants of dead workers, whichever session they are in."""
+        """Kill adopted descendants of dead workers, whichever session they are in.
+
+        Each death may bring new ones, so all children are looked at again; hundreds that die one after
+        another would cost the square of their number if those already killed were judged again.
+        """
         launches = set(self._workers.values())
         for process in _children():
-            if process in self._workers:
+            if process in self._workers or process in self._doomed:
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getsid(process) not in self._workers and _launch_of(process) not in launches:
                     os.kill(process, signal.SIGKILL)
+                    self._doomed.add(process)
 
 
 def _spawn(launch: Launch) -> int:

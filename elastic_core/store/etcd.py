@@ -1,13 +1,9 @@
-"""The store on etcd v3: the only module that knows the client library.
+"""The store on etcd v3: with `etcd_connection` the only module that knows the client library.
 
-It uses the library's generated stubs and adds what no Python client has: a
+They use the library's generated stubs and add what no Python client has: a
 deadline on every call, a watch that outlives restarts and compactions, renewals
 on one stream, a token that is renewed when the server forgot it, and connections
-that are back as soon as the server is.
-
-Calls wait for the connection within their deadline, so a restarting server costs
-time and no error. Only reads are repeated; a write without an answer raises, for
-it may have happened.
+that are back as soon as the server, or another member of its cluster, is.
 """
 
 from __future__ import annotations
@@ -23,10 +19,11 @@ from typing import Any, Final
 import grpc
 from etcd3 import etcdrpc
 
-from elastic_core.clock import Clock, SystemClock
-from elastic_core.errors import StoreError, StoreRefused, StoreUnavailable
+from elastic_core.clock import SystemClock
+from elastic_core.errors import StoreRefused, StoreUnavailable
 from elastic_core.ids import NO_LEASE, LeaseId, Revision
 from elastic_core.store.endpoint import DEADLINE_S, Access, Credentials, Endpoint, TlsFiles, parse_endpoints
+from elastic_core.store.etcd_connection import Connection, Link, error_of
 from elastic_core.store.keeper import LeaseKeeper
 from elastic_core.store.protocol import (
     Condition,
@@ -46,191 +43,13 @@ from elastic_core.store.protocol import (
 )
 from elastic_core.store.watching import ResumingWatch, distinct
 
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # despite its name: how long one connection attempt may take
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.keepalive_time_ms", 6_000),  # etcd ends a connection that pings more often than every 5 s
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),  # the one that counts in gRPC 1.85; a minute by default
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # else a new channel shares the dead connection of the old
-    ("grpc.enable_http_proxy", 0),  # stores have private addresses
-)
-_RETRY_PAUSE_S: Final = 0.05
-
-_NO_ANSWER: Final = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-    }
-)
-_STALE_TOKEN: Final = ("invalid auth token", "auth store is old", "user name is empty")
-_OVERLOADED: Final = "too many requests"
-_NOT_SENT: Final = "failed to connect to all addresses"
 _NO_LEASE: Final = "lease not found"
-_NEEDS_LEADER: Final = ("hasleader", "true")
-"""Metadata that ends a stream on a member which lost its cluster, instead of leaving it silent."""
-
-
-class _Link:
-    """A channel to one endpoint with its stubs."""
-
-    def __init__(self, endpoint: Endpoint, tls: TlsFiles | None) -> None:
-        self.endpoint = endpoint
-        if tls is None:
-            self.channel = grpc.insecure_channel(str(endpoint), options=_CHANNEL_OPTIONS)
-        else:
-            key, cert = (path.read_bytes() if path else None for path in (tls.key, tls.cert))
-            credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), key, cert)
-            self.channel = grpc.secure_channel(str(endpoint), credentials, options=_CHANNEL_OPTIONS)
-        self.kv = etcdrpc.KVStub(self.channel)
-        self.lease = etcdrpc.LeaseStub(self.channel)
-        self.watch = etcdrpc.WatchStub(self.channel)
-        self.auth = etcdrpc.AuthStub(self.channel)
-
-
-_Method = Callable[[_Link], Any]
-_Started = Callable[[Any], None]
-
-
-class _Connection:
-    """Calls and streams to one of the endpoints; moves on to the next when one does not answer."""
-
-    def __init__(self, access: Access, clock: Clock) -> None:
-        self._access = access
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._authenticating = threading.Lock()
-        self._links: dict[Endpoint, _Link] = {}
-        self._turn = 0
-        self._token = ""
-        self._closed = threading.Event()
-
-    def call(
-        self,
-        method: _Method,
-        request: Any,
-        *,
-        what: str,
-        repeatable: bool = False,
-        started: _Started | None = None,
-    ) -> Any:
-        """Make one call within the deadline and return the answer.
-
-        `what` says in a few words what it does, for errors; a `repeatable` one may be sent again
-        when its answer did not come; `started` gets each attempt's future, to cancel it.
-        """
-        clock = self._clock
-        deadline = clock.monotonic() + self._access.timeout_s
-        token_renewed = False
-        while True:
-            link = self._link()
-            try:
-                return self._attempt(link, method(link), request, deadline=deadline, started=started)
-            except (ValueError, grpc.FutureCancelledError) as error:  # the channel or the call was closed
-                raise _closed_error() from error
-            except grpc.RpcError as error:
-                if self._access.credentials and not token_renewed and _is_stale_token(error):
-                    token_renewed, self._token = True, ""
-                    continue
-                failure = _error_of(error, what=what, endpoint=link.endpoint)
-                if isinstance(failure, StoreUnavailable):
-                    self.rotate(link, error)
-                    again = repeatable or _NOT_SENT in (error.details() or "")
-                    left = deadline - clock.monotonic()
-                    if again and left > _RETRY_PAUSE_S and not self._closed.wait(_RETRY_PAUSE_S):
-                        continue
-                raise failure from error
-
-    def _attempt(
-        self, link: _Link, method: Any, request: Any, *, deadline: float, started: _Started | None
-    ) -> Any:
-        options = {
-            "metadata": self._token_metadata(link),
-            "timeout": max(deadline - self._clock.monotonic(), 0.001),
-            "wait_for_ready": len(self._access.endpoints) == 1,
-        }
-        if started is None:
-            return method(request, **options)
-        future = method.future(request, **options)
-        started(future)
-        return future.result()
-
-    def stream(self, method: _Method, requests: Iterator[Any]) -> tuple[_Link, Any]:
-        """Open a stream; return it with the link that it uses."""
-        link = self._link()
-        try:
-            return link, method(link)(requests, metadata=(_NEEDS_LEADER, *self._token_metadata(link)))
-        except ValueError as error:
-            raise _closed_error() from error
-
-    def rotate(self, link: _Link, error: grpc.RpcError) -> None:
-        """Use the next endpoint from now on, if `link` is the one in use and we did not end the call."""
-        if error.code() is not grpc.StatusCode.CANCELLED:
-            with self._lock:
-                self._move_on(link)
-
-    def renew(self, link: _Link) -> None:
-        """Give up the link's connection: the next use of its endpoint dials anew."""
-        with self._lock:
-            self._move_on(link)
-            if self._links.get(link.endpoint) is link:
-                del self._links[link.endpoint]
-        link.channel.close()
-
-    def _move_on(self, link: _Link) -> None:
-        if self._endpoint() == link.endpoint:
-            self._turn += 1
-
-    def close(self) -> None:
-        """End all calls and streams."""
-        self._closed.set()
-        with self._lock:
-            links = list(self._links.values())
-            self._links.clear()
-        for link in links:
-            link.channel.close()
-
-    def _endpoint(self) -> Endpoint:
-        return self._access.endpoints[self._turn % len(self._access.endpoints)]
-
-    def _link(self) -> _Link:
-        with self._lock:
-            if self._closed.is_set():
-                raise _closed_error()
-            endpoint = self._endpoint()
-            if endpoint not in self._links:
-                self._links[endpoint] = _Link(endpoint, self._access.tls)
-            return self._links[endpoint]
-
-    def _token_metadata(self, link: _Link) -> tuple[tuple[str, str], ...]:
-        credentials = self._access.credentials
-        if credentials is None:
-            return ()
-        with self._authenticating:
-            if not self._token:
-                request = etcdrpc.AuthenticateRequest(name=credentials.user, password=credentials.password)
-                try:
-                    answer = link.auth.Authenticate(
-                        request, timeout=self._access.timeout_s, wait_for_ready=True
-                    )
-                except grpc.RpcError as error:
-                    what = f"authenticate as {credentials.user!r}"
-                    raise _error_of(error, what=what, endpoint=link.endpoint) from error
-                self._token = answer.token
-            return (("token", self._token),)
 
 
 class _EtcdWatchSource:
     """One stream with a watcher for each key and prefix, as `ResumingWatch` wants it."""
 
-    def __init__(self, connection: _Connection, keys: Sequence[str], prefixes: Sequence[str]) -> None:
+    def __init__(self, connection: Connection, keys: Sequence[str], prefixes: Sequence[str]) -> None:
         self._connection = connection
         self._ranges = [(key.encode(), b"") for key in keys] + [_prefix_range(prefix) for prefix in prefixes]
         self._lock = threading.Lock()
@@ -262,12 +81,12 @@ class _EtcdWatchSource:
                 )
         except grpc.RpcError as error:
             self._connection.rotate(link, error)
-            raise _error_of(error, what="watch", endpoint=link.endpoint) from error
+            raise error_of(error, what="watch", endpoint=link.endpoint) from error
         finally:
             requests.put(None)
             call.cancel()
 
-    def _await_creation(self, call: Any, link: _Link) -> list[Any]:
+    def _await_creation(self, call: Any, link: Link) -> list[Any]:
         """Read until every watcher stands; return the responses with changes that came meanwhile."""
         missing = len(self._ranges)
         early = []
@@ -317,8 +136,11 @@ class _EtcdWatchSource:
 class _EtcdRenewals:
     """The keep-alive stream as the lease keeper wants it."""
 
-    def __init__(self, connection: _Connection, leases: Iterator[LeaseId]) -> None:
+    def __init__(
+        self, connection: Connection, leases: Iterator[LeaseId], silent: Callable[[Endpoint], None]
+    ) -> None:
         self._connection = connection
+        self._silent = silent
         requests = (etcdrpc.LeaseKeepAliveRequest(ID=lease) for lease in leases)
         self._link, self._call = connection.stream(lambda link: link.lease.LeaseKeepAlive, requests)
 
@@ -329,12 +151,17 @@ class _EtcdRenewals:
                 yield LeaseId(answer.ID), float(answer.TTL)
         except grpc.RpcError as error:
             self._connection.rotate(self._link, error)
-            raise _error_of(error, what="renew leases", endpoint=self._link.endpoint) from error
+            raise error_of(error, what="renew leases", endpoint=self._link.endpoint) from error
 
     def cancel(self) -> None:
-        """Break the stream and its connection, which may be half open."""
+        """End the stream."""
+        self._call.cancel()
+
+    def abandon(self) -> None:
+        """Break the stream and its connection, which may be half open, and tell which member is silent."""
         self._call.cancel()
         self._connection.renew(self._link)
+        self._silent(self._link.endpoint)
 
 
 class EtcdStore:
@@ -359,9 +186,11 @@ class EtcdStore:
         """
         access = Access(parse_endpoints(endpoints), tls=tls, credentials=credentials, timeout_s=timeout_s)
         clock = SystemClock()
-        self._calls = _Connection(access, clock)
-        self._renewals = _Connection(access, clock)
-        self._keeper = LeaseKeeper(lambda leases: _EtcdRenewals(self._renewals, leases), clock=clock)
+        self._calls = Connection(access, clock)
+        self._renewals = Connection(access, clock)
+        self._keeper = LeaseKeeper(
+            lambda leases: _EtcdRenewals(self._renewals, leases, self._calls.leave), clock=clock
+        )
         self._watches: weakref.WeakSet[ResumingWatch] = weakref.WeakSet()
 
     def read(self, key: str) -> Entry | None:
@@ -435,22 +264,6 @@ class EtcdStore:
         self._keeper.close()
         self._calls.close()
         self._renewals.close()
-
-
-def _error_of(error: grpc.RpcError, *, what: str, endpoint: Endpoint) -> StoreError:
-    code, details = error.code(), error.details() or ""
-    if code in _NO_ANSWER or _OVERLOADED in details:
-        return StoreUnavailable(f"etcd at {endpoint}: no answer to {what}: {code.name}: {details}")
-    return StoreRefused(f"etcd at {endpoint} refused to {what}: {details or code.name}")
-
-
-def _closed_error() -> StoreUnavailable:
-    return StoreUnavailable("the store was closed on this side")
-
-
-def _is_stale_token(error: grpc.RpcError) -> bool:
-    details = error.details() or ""
-    return any(text in details for text in _STALE_TOKEN)
 
 
 def _prefix_range(prefix: str) -> tuple[bytes, bytes]:

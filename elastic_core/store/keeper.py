@@ -8,6 +8,7 @@ store's adapter, so that this module knows no protocol.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ _LOG: Final = structlog.get_logger(__name__)
 
 RENEWALS_PER_TTL: Final = 3
 SILENCE_S: Final = 2.0
-"""A renewal without an answer for so long breaks the stream, for its connection may be half open."""
+"""A renewal without an answer for so long, or for the time between two renewals if that is shorter,
+breaks the stream: its connection may be half open, or the member of the cluster behind it frozen. A
+third of the TTL is then left to renew the lease elsewhere."""
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.5
@@ -40,7 +43,11 @@ class RenewalStream(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Break the stream, from any thread; the next one must use a new connection."""
+        """End the stream, from any thread."""
+        ...
+
+    def abandon(self) -> None:
+        """Break the stream because it is silent, from any thread; the next one uses a new connection."""
         ...
 
 
@@ -87,7 +94,7 @@ class LeaseKeeper:
     def __init__(self, open_stream: OpenStream, *, clock: Clock, silence_s: float = SILENCE_S) -> None:
         self._open_stream = open_stream
         self._clock = clock
-        self._silence_s = silence_s
+        self._longest_silence_s = silence_s
         self._changed = threading.Condition()
         self._renewals: dict[LeaseId, Renewal] = {}
         self._stream: RenewalStream | None = None
@@ -230,18 +237,29 @@ class LeaseKeeper:
                 if number != self._stream_number or not self._renewals or self._error is not None:
                     return None
                 now = self._clock.monotonic()
-                oldest = min((item.asked[0] for item in self._renewals.values() if item.asked), default=now)
+                silent_at = self._silent_at()
                 due = [item for item in self._renewals.values() if item.due <= now]
-                if now - oldest < self._silence_s:
+                if now < silent_at:
                     for renewal in due:
                         renewal.due = now + renewal.interval_s
                         renewal.asked.append(now)
                     if due:
                         return [renewal.lease for renewal in due]
                     wake = min(item.due for item in self._renewals.values())
-                    self._changed.wait(min(wake - now, oldest + self._silence_s - now))
+                    self._changed.wait(min(wake, silent_at) - now)
                     continue
                 stream = self._stream
             if stream is not None:
-                stream.cancel()
+                stream.abandon()
             return None
+
+    def _silent_at(self) -> float:
+        """Return when the stream has been silent for too long."""
+        return min(
+            (
+                item.asked[0] + min(self._longest_silence_s, item.interval_s)
+                for item in self._renewals.values()
+                if item.asked
+            ),
+            default=math.inf,
+        )

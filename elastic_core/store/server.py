@@ -21,8 +21,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -57,7 +57,10 @@ class EtcdOptions:
         tls: Serve TLS with `cert` and `key`; clients must then bring a certificate of `ca`.
         quota_bytes: The database's size at which etcd refuses writes.
         compaction: How much history is kept, as etcd writes durations.
+        token_ttl_s: How long a user's token lives without use.
         fast_election: Elect within 0.1 s instead of 0.5 s: for tests.
+        name: Which member of `members` it is.
+        members: Peer ports, all on loopback, of a cluster's members by name; empty: it is alone.
         ends_with_parent: The kernel kills it when the *thread* that started it ends: start it from
             the main thread. Otherwise it outlives its parent.
         start_timeout_s: A server that does not answer by then is stopped and refused.
@@ -69,13 +72,16 @@ class EtcdOptions:
     tls: TlsFiles | None = None
     quota_bytes: int = 1 << 30
     compaction: str = "5m"
+    token_ttl_s: int = 300
     fast_election: bool = False
     ends_with_parent: bool = False
     start_timeout_s: float = 10.0
+    name: str = "elastic"
+    members: Mapping[str, int] = field(default_factory=dict)
 
 
 class EtcdServer:
-    """One etcd server, a member of no cluster but its own."""
+    """One etcd server, by default a member of no cluster but its own."""
 
     def __init__(self, directory: Path, options: EtcdOptions | None = None) -> None:
         """Prepare a server that keeps its data and its log in `directory`."""
@@ -115,6 +121,26 @@ class EtcdServer:
             if _is_free(host, port) and self._start_on(port, binary):
                 return
         self._refuse(f"port {port} on {host} is in use: choose another, or 0 for a free one")
+
+    def launch(self) -> None:
+        """Start it without waiting: a member of a cluster answers when most of them run.
+
+        Raises:
+            RefusedInput: No binary, or an unusable directory.
+        """
+        if self._process is None:
+            self._make_directory()
+            self._port = self._port or free_port(self._options.host)
+            self._process = self._spawn(find_etcd(self._options.binary), self._port)
+
+    def await_answer(self) -> None:
+        """Return when it answers after `launch`.
+
+        Raises:
+            RefusedInput: It ended, or gave no answer in time.
+        """
+        if self._process is not None:
+            self._await_health(self._process, self._port)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End it gracefully, by force after the grace; its data stay."""
@@ -193,11 +219,13 @@ class EtcdServer:
         options = self._options
         scheme = "https" if options.tls else "http"
         clients = f"{scheme}://{Endpoint(options.host, port)}"
-        peers = f"http://127.0.0.1:{free_port('127.0.0.1', beside=port)}"
-        yield from ("--name", "elastic", "--data-dir", str(self._directory.absolute() / "data"))
+        members = options.members or {options.name: free_port("127.0.0.1", beside=port)}
+        peers = f"http://127.0.0.1:{members[options.name]}"
+        cluster = ",".join(f"{name}=http://127.0.0.1:{each}" for name, each in members.items())
+        yield from ("--name", options.name, "--data-dir", str(self._directory.absolute() / "data"))
         yield from ("--listen-client-urls", clients, "--advertise-client-urls", clients)
         yield from ("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers)
-        yield from ("--initial-cluster", f"elastic={peers}")
+        yield from ("--initial-cluster", cluster, "--auth-token-ttl", str(options.token_ttl_s))
         yield from upkeep_flags(options)
         if options.tls:
             yield from ("--cert-file", str(options.tls.cert), "--key-file", str(options.tls.key))
@@ -250,11 +278,13 @@ def find_etcd(binary: Path | None = None) -> Path:
 
 
 def upkeep_flags(options: EtcdOptions) -> Iterator[str]:
-    """Return the flags by which a server of one member keeps its history short and starts fast."""
+    """Return the flags by which a server keeps its history short, and elects fast."""
     yield from ("--auto-compaction-mode", "periodic", "--auto-compaction-retention", options.compaction)
     yield from ("--quota-backend-bytes", str(options.quota_bytes), "--log-level", "warn")
     # a single member has no rival to wait for: a restart is ready in half the time of the defaults
-    heartbeat, election = ("10", "100") if options.fast_election else ("50", "500")
+    heartbeat, election = ("100", "1000") if options.members else ("50", "500")
+    if options.fast_election:
+        heartbeat, election = ("10", "100")
     yield from ("--heartbeat-interval", heartbeat, "--election-timeout", election)
 
 

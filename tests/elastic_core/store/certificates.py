@@ -30,7 +30,8 @@ class Authority:
     def issue(self, name: str, *, days: int = 1) -> TlsFiles:
         """Return the files of a certificate for a DNS name or an address; expired if `days` is negative."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        # etcd takes a common name for a user's, and its gateway serves nobody who has one
+        subject = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, name)])
         try:
             names: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(name))
         except ValueError:

@@ -21,6 +21,7 @@ class ScriptedStream:
         self.asked: queue.SimpleQueue[LeaseId] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[tuple[LeaseId, float] | Exception | None] = queue.SimpleQueue()
         self.canceled = threading.Event()
+        self.abandoned = threading.Event()
         threading.Thread(target=self._pull, args=(requests,), daemon=True).start()
 
     def __iter__(self) -> Iterator[tuple[LeaseId, float]]:
@@ -32,6 +33,10 @@ class ScriptedStream:
     def cancel(self) -> None:
         self.canceled.set()
         self.answers.put(StoreUnavailable("canceled"))
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+        self.answers.put(StoreUnavailable("abandoned"))
 
     def _pull(self, requests: Iterator[LeaseId]) -> None:
         for lease in requests:
@@ -96,14 +101,26 @@ def test_a_broken_stream_is_made_anew_and_asks_at_once_without_a_loss(
     assert renewal.wait_lost(0.01) is False
 
 
-def test_a_stream_without_answers_is_cancelled_and_made_anew(keeper: LeaseKeeper, streams: Streams) -> None:
+def test_a_stream_without_answers_is_abandoned_and_made_anew(keeper: LeaseKeeper, streams: Streams) -> None:
     renewal = keeper.keep(LEASE, 60)
     silent = streams.next()
     again = streams.next()
 
-    assert silent.canceled.is_set()
+    assert silent.abandoned.is_set()
     again.answers.put((again.asked.get(timeout=1), 60.0))
     assert renewal.wait_lost(0.05) is False
+
+
+def test_a_silent_stream_is_left_while_a_third_of_the_ttl_is_still_to_come(
+    keeper: LeaseKeeper, streams: Streams
+) -> None:
+    keeper.keep(LEASE, 0.6)
+    stream = streams.next()
+    stream.answers.put((stream.asked.get(timeout=1), 0.6))
+    renewed = SystemClock().monotonic()
+    stream.asked.get(timeout=1)  # and no answer: after 0.2 s, not after the 0.3 s of `silence_s`
+    streams.next().asked.get(timeout=1)
+    assert SystemClock().monotonic() - renewed < 0.48
 
 
 def test_last_renewed_is_when_the_confirmed_renewal_was_asked_for(

@@ -35,16 +35,30 @@ _numbers = itertools.count()
 Connect = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "etcd"])
+@pytest.fixture(
+    params=[
+        "memory",
+        "etcd",
+        pytest.param("guarded", marks=pytest.mark.slow),
+        pytest.param("cluster", marks=pytest.mark.slow),
+    ]
+)
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Make clients of one store."""
+    """Make clients of one store: in memory, etcd alone, etcd with TLS and users, three members."""
+    make: Connect
+    if request.param == "memory":
+        server = MemoryServer()
+        make = lambda: MemoryStore(server)  # noqa: E731
+    elif request.param == "etcd":
+        endpoint = request.getfixturevalue("etcd_endpoint")
+        make = lambda: EtcdStore(endpoint)  # noqa: E731
+    elif request.param == "guarded":
+        make = request.getfixturevalue("guarded_etcd").connect
+    else:
+        endpoints = request.getfixturevalue("etcd_cluster").endpoints
+        make = lambda: EtcdStore(endpoints)  # noqa: E731
     with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            server = MemoryServer()
-            yield lambda: stack.enter_context(contextlib.closing(MemoryStore(server)))
-        else:
-            endpoint = request.getfixturevalue("etcd_endpoint")
-            yield lambda: stack.enter_context(contextlib.closing(EtcdStore(endpoint)))
+        yield lambda: stack.enter_context(contextlib.closing(make()))
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ class Attempt:
             f"--max-restarts={job.max_restarts}",
             f"--run-dir={directory}",
             f"--job={directory / 'job.json'}",
+            *(("--notices=imds",) if isinstance(job.pool, AwsPool) else ()),
         )
 
 

@@ -237,7 +237,7 @@ def report_root(memory: AgentMemory, event: WorkerSpoke | WorkerEnded, now: floa
 def mark_draining(memory: AgentMemory, event: DrainRequested, now: float) -> Commands:
     """Ask for a generation without this node, and train until it is there."""
     memory.exit = Exit(code=ExitCode.PREEMPTED, reason=f"drained: {event.reason}")
-    memory.deadline = now + memory.policy.release_timeout
+    memory.deadline = now + min(memory.policy.release_timeout, memory.stop_grace(now) / 2)
     return [
         Say(text=f"draining: {event.reason}"),
         WriteStatus(status=memory.status(NodePhase.DRAINING)),
@@ -250,8 +250,8 @@ def leave_released(memory: AgentMemory, event: GenerationPublished, now: float) 
     said = Say(text=f"leaving: {_describe(event)} goes on without this node")
     memory.deadline = None
     if not memory.is_elastic:
-        return [said, *_stop(memory, memory.policy.stop_grace, now)]
-    memory.deadline = now + memory.policy.stop_grace
+        return [said, *_stop(memory, memory.stop_grace(now), now)]
+    memory.deadline = now + memory.stop_grace(now)
     newer = event.generation
     leave = LeaveGeneration(generation=newer.number, cause=newer.cause)
     return [said, SendToWorkers(message=leave), WakeAt(at=memory.deadline)]
@@ -438,8 +438,8 @@ def _end_gently(memory: AgentMemory, why: str, now: float) -> Commands:
     if memory.part is None or not memory.alive:
         return _stop(memory, IDLE_GRACE, now)
     if not memory.is_elastic or memory.stopping:
-        return _stop(memory, memory.policy.stop_grace, now)
-    memory.deadline = now + memory.policy.stop_grace
+        return _stop(memory, memory.stop_grace(now), now)
+    memory.deadline = now + memory.stop_grace(now)
     return [SendToWorkers(message=StopTraining(save=True, reason=why)), WakeAt(at=memory.deadline)]
 
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from elastic_core.agent.metadata import ENDPOINT, ENDPOINT_VARIABLE
+from elastic_core.agent.notices import NoticeSource, notice_source
 from elastic_core.agent.process import Entrypoint
 from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
@@ -78,7 +80,7 @@ keys of --rdzv-conf, in seconds:
   suspect_timeout (0.7)   stop_grace (30)   stop_timeout (60)
 
 signals:
-  SIGTERM, SIGINT: this node leaves; the others go on, or the state is saved. Again: at once.
+  SIGTERM, SIGINT, a spot notice: this node leaves; the others go on, or the state is saved. Again: at once.
 
 exit codes:
   0    the run succeeded              69   fewer nodes than the minimum came in time
@@ -151,6 +153,10 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
         "address at which other nodes reach this one; else found by route",
         metavar="ADDRESS",
     )
+    add("--notices", "none", "imds: leave when EC2 announces that it takes this machine", metavar="SOURCE")
+    imds = environment.get(ENDPOINT_VARIABLE, ENDPOINT)
+    add("--notices-endpoint", imds, "address of the metadata service", metavar="URL")
+    add("--leave-before", "0", "so many seconds before the announced end; 0: at once", metavar="SECONDS")
     add("--run-dir", "", "directory of the run, shared by all nodes", metavar="DIR")
     add("--job", "", "JSON of the job, for workers of the elastic API", metavar="FILE")
     parser.add_argument(
@@ -244,6 +250,7 @@ class _Reader:
             job=self._job(),
             attempt=self._attempt(),
             advertise=options.advertise or options.local_addr,
+            notice_source=self._notice_source(),
         )
         self._check_backend()
         self._note_meaningless()
@@ -391,6 +398,13 @@ class _Reader:
         if file and not user:
             self._refuse("--etcd-user", user, "a password is given; give the name of its user too")
         return Credentials(user, password) if user and password else None
+
+    def _notice_source(self) -> NoticeSource | None:
+        try:
+            return notice_source(*map(self._value, ("--notices", "--notices-endpoint", "--leave-before")))
+        except RefusedInput as error:
+            self._problems += error.problems
+            return None
 
     def _job(self) -> str:
         value = self._value("--job")

@@ -62,6 +62,8 @@ from elastic_core.agent.events import (
 )
 from elastic_core.agent.health import leave_record
 from elastic_core.agent.leadership import Leadership
+from elastic_core.agent.metadata import NoticeWatch
+from elastic_core.agent.notices import Notice
 from elastic_core.agent.outbox import Outbox
 from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion
 from elastic_core.agent.settings import AgentSettings
@@ -139,6 +141,8 @@ class AgentDriver:
             store, self._keys, ttl_s=settings.waits.lease_ttl, tell=self._inbox.put, clock=clock
         )
         self._leadership = Leadership(store, self._keys, make_term=self._make_term)
+        source = settings.notice_source
+        self._notices = NoticeWatch(source, self._announce) if source else None
 
     @property
     def node_id(self) -> NodeId:
@@ -319,6 +323,7 @@ class AgentDriver:
             broken=status.broken,
             failed=status.failed,
             step=status.step,
+            notice=status.notice,
         )
 
     def _start_workers(self, part: GenerationPublished | None) -> None:
@@ -362,6 +367,11 @@ class AgentDriver:
         except StoreError as error:
             _LOG.warning("the neighbour could not be fenced", reason=str(error))
 
+    def _announce(self, notice: Notice) -> None:
+        within = notice.out_within_s()
+        leave_by = None if within is None else self._clock.monotonic() + within
+        self._inbox.put(DrainRequested(reason=notice.text, notice=notice.text, leave_by=leave_by))
+
     def _make_term(self, won: Revision) -> CoordinatorDriver:
         return CoordinatorDriver(
             self._store,
@@ -403,6 +413,8 @@ class AgentDriver:
 
     def _close(self) -> None:
         """End everything: workers first, so that no lease is given up while one still trains."""
+        if self._notices:
+            self._notices.close()
         self._group.close()
         self._ring.close()
         self._outbox.flush(_FLUSH_S)

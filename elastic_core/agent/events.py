@@ -49,6 +49,7 @@ class NodeStatus:
     broken: int = 0
     failed: int = 0
     step: int = 0
+    notice: str = ""
 
 
 # ---- events ----------------------------------------------------------------------------------
@@ -138,9 +139,16 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """This node shall leave: a signal, a notice of its provider, or the flow's wish."""
+    """This node shall leave: a signal, a notice of its provider, or the flow's wish.
+
+    Attributes:
+        notice: The provider's announcement, "" for every other reason.
+        leave_by: Monotonic time by which the node must be out, None if it has all the time it needs.
+    """
 
     reason: str
+    notice: str = ""
+    leave_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

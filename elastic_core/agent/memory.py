@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from elastic_core.agent.events import (
     AgentEvent,
     AgentPolicy,
+    DrainRequested,
     Exit,
     ForkServerDied,
     ForkServerReady,
@@ -60,6 +61,8 @@ class AgentMemory:
         stopping: `StopWorkers` was asked for, and is not done.
         deadline: When workers that were asked to end are killed, or when a drain falls back.
         exit: What the agent ends with once no worker lives.
+        notice: The provider's announcement that this machine goes, "" if there was none.
+        leave_by: When this node must be out, None if it has all the time it needs.
     """
 
     policy: AgentPolicy
@@ -84,6 +87,8 @@ class AgentMemory:
     stopping: bool = False
     deadline: float | None = None
     exit: Exit | None = None
+    notice: str = ""
+    leave_by: float | None = None
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -121,7 +126,13 @@ class AgentMemory:
             broken=self.broken,
             failed=self.failed,
             step=max(self.step, 0),
+            notice=self.notice,
         )
+
+    def stop_grace(self, now: float) -> float:
+        """Return the time that workers get to end: no more than the machine still has."""
+        grace = self.policy.stop_grace
+        return grace if self.leave_by is None else max(0.0, min(grace, self.leave_by - now))
 
     def failure_of(self, local_rank: int, code: int, now: float) -> Failure:
         """Return why a worker fails: in its own words, or from the code its process ended with.
@@ -174,6 +185,9 @@ class AgentMemory:
                 self.ready.discard(local_rank)
                 if code == 0:
                     self.finished.add(local_rank)
+            case DrainRequested():
+                self.notice = event.notice or self.notice
+                self.leave_by = event.leave_by if self.leave_by is None else self.leave_by
             case WorkersStopped():
                 self.stopping, self.deadline = False, None
                 for group in (self.alive, self.ready, self.left, self.doomed):

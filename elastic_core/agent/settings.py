@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from elastic_core.agent.notices import NoticeSource
 from elastic_core.agent.process import Entrypoint
 from elastic_core.ids import RunId
 from elastic_core.store.endpoint import Credentials, TlsFiles
@@ -34,6 +35,7 @@ class AgentSettings:
         credentials: Who this agent is for the store, None if it asks for no user.
         name: This instance's name; its node ids begin with it.
         advertise: Address for the other nodes, "" to take the one that the store is reached from.
+        notice_source: Where it is announced that this machine goes, None to look nowhere.
         notices: What should be told to people although it is no mistake.
     """
 
@@ -60,4 +62,5 @@ class AgentSettings:
     job: str = ""
     attempt: int = 1
     advertise: str = ""
+    notice_source: NoticeSource | None = None
     notices: tuple[str, ...] = field(default=())

@@ -36,6 +36,7 @@ class NodeRecord:
         broken: Newest generation whose collectives broke under this node's workers; 0 for none.
         failed: Newest generation in which a worker of this node failed; 0 for none.
         step: Last finished step, for people and reports only.
+        notice: Why its provider takes the node away, as it announced it; "" if it did not.
     """
 
     node_id: NodeId
@@ -50,3 +51,4 @@ class NodeRecord:
     broken: int = 0
     failed: int = 0
     step: int = 0
+    notice: str = ""

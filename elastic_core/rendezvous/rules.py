@@ -24,7 +24,7 @@ from elastic_core.rendezvous.events import (
     PublishGeneration,
 )
 from elastic_core.rendezvous.ranks import assign_ranks, assignments_of, choose_members
-from elastic_core.rendezvous.situation import Inquiry, Situation
+from elastic_core.rendezvous.situation import DRAINED, Inquiry, Situation
 
 PROBE_ROUNDS: Final = 3
 """Times that a silent member is asked within `probe_timeout`: a lost packet is no lost node."""
@@ -405,7 +405,14 @@ def _cause(situation: Situation, chosen: tuple[NodeId, ...]) -> tuple[Cause, str
         fates = sorted({situation.fate(node) for node in gone})
         return Cause.LOSS, f"lost {_some(gone)} ({', '.join(fates[:3])})"
     if standing.lost or standing.draining:
-        return Cause.DRAIN, f"drained {_some(standing.lost | standing.draining)}"
+        left = standing.lost | standing.draining
+        notices = sorted({situation.fate(node) for node in left} - {DRAINED})
+        why = (
+            f" ({', '.join(notice.removeprefix(f'{DRAINED}: ') for notice in notices[:3])})"
+            if notices
+            else ""
+        )
+        return Cause.DRAIN, f"drained {_some(left)}{why}"
     if standing.reported:
         return Cause.FAILURE, _headline(situation)
     if len(situation.members) > situation.limit:

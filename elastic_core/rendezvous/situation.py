@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from elastic_core.ids import NO_REVISION, NodeId, Revision
 from elastic_core.model.failure import Failure
@@ -16,6 +17,9 @@ from elastic_core.model.membership import Closed, Generation, Member, Target
 from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.model.progress import HistoryEntry
 from elastic_core.rendezvous.events import CoordinatorPolicy, PublishGeneration, StoreView
+
+DRAINED: Final = "drained"
+"""Fate of a member that left on purpose; what its provider had announced follows."""
 
 
 @dataclass(slots=True)
@@ -175,7 +179,7 @@ class Situation:
         if node_id in standing.lost:
             return self.went.get(node_id, "lease ended")
         if node_id in standing.draining:
-            return "drained"
+            return _drained(self.nodes[node_id])
         if node_id in standing.done:
             return "succeeded"
         if node_id in standing.failed:
@@ -322,7 +326,7 @@ class Situation:
     def _farewell(self, record: NodeRecord, *, was_fenced: bool) -> str:
         if was_fenced:
             return f"silent for {self.policy.probe_timeout:g} s"
-        words = {NodePhase.DRAINING: "drained", NodePhase.SUCCEEDED: "succeeded"}
+        words = {NodePhase.DRAINING: _drained(record), NodePhase.SUCCEEDED: "succeeded"}
         return words.get(record.phase, "lease ended")
 
     def unheard(self) -> Iterable[NodeId]:
@@ -353,7 +357,7 @@ class Situation:
             standing.done.add(node_id)
             return
         standing.lost.add(node_id)
-        if how != "drained":
+        if how is None or not how.startswith(DRAINED):
             standing.crashed.add(node_id)
 
     def _place_present(self, node_id: NodeId, record: NodeRecord) -> None:
@@ -387,3 +391,8 @@ class Situation:
         self.standing.fit.add(node_id)
         if not has_failed:
             self.standing.intact.add(node_id)
+
+
+def _drained(record: NodeRecord) -> str:
+    """Say that a node left on purpose, and what its provider had announced."""
+    return f"{DRAINED}: {record.notice}" if record.notice else DRAINED

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.model.job import ClassyTraining, JobSpec, NodeBounds, ScriptTraining
+from elastic_core.model.job import AwsPool, ClassyTraining, JobSpec, LocalPool, NodeBounds, ScriptTraining
 from tasks.agents import Attempt
 from tasks.runs import RunDirectory
 
@@ -43,3 +43,12 @@ def test_bounds_store_run_and_directory_are_told(tmp_path: Path) -> None:
         f"--job={tmp_path}/digits-1/job.json",
     } <= set(request.command)
     assert request.environment == {"ELASTIC_ATTEMPT": "2"}
+
+
+@pytest.mark.case("G06")
+@pytest.mark.parametrize(("pool", "listens"), [(LocalPool(), False), (AwsPool(), True)])
+def test_only_nodes_of_a_cloud_look_for_its_notices(
+    pool: LocalPool | AwsPool, listens: bool, tmp_path: Path
+) -> None:
+    command = attempt(JobSpec(pool=pool), tmp_path).launch_request("start", 1).command
+    assert ("--notices=imds" in command) is listens

@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from elastic_core.model.progress import HistoryEntry
 from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.server import EtcdServer
 from elastic_core.testing.agents import AgentProcess, AgentRun, descendants
+from tests.elastic_core.agent.metadata_service import MetadataDouble
 from tests.elastic_core.agent.node import is_alive, wait_until
 
 STUB = Path(__file__).parents[2] / "scripts" / "elastic_stub.py"
@@ -171,6 +174,41 @@ def test_a_node_that_gets_sigterm_is_drained_and_loses_no_step(run: StubRun) -> 
     assert resumed.step_resumed == resumed.step_before + 1
     (run.shared / "enough").touch()
     assert stays.wait() == 0
+
+
+@pytest.mark.case("G06")
+@pytest.mark.slow
+def test_a_spot_notice_drains_its_node_long_before_the_deadline_and_no_step_is_lost(
+    run: StubRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MetadataDouble(tmp_path, monkeypatch) as imds:
+        stays = run.node("a", "1:2")
+        run.wait_members(1)
+        leaver = run.node("b", "1:2", "--notices=imds", f"--notices-endpoint={imds.endpoint}")
+        before = run.wait_members(2)
+        imds.interrupt(120)
+        began = time.monotonic()
+        assert leaver.wait() == 75
+        assert time.monotonic() - began < 30, "well within the two minutes"
+    entry = run.wait_entered(before.generation.number + 1)
+    (fate,) = entry.lost.values()
+    assert entry.generation.cause is Cause.DRAIN
+    assert re.fullmatch(r"drained: spot interruption: terminate at \d\d:\d\d:\d\d UTC", fate)
+    resumed = run.wait_for(lambda facts: facts.resumed.get(entry.generation.number), "it trains on")
+    assert resumed.step_resumed == resumed.step_before + 1
+    (run.shared / "enough").touch()
+    assert stays.wait() == 0
+
+
+@pytest.mark.case("G08")
+@pytest.mark.slow
+def test_a_metadata_service_that_never_answers_stops_no_training(run: StubRun) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        flag = f"--notices-endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        node = run.node("a", "1", "--notices=imds", flag, steps=150)
+        assert node.wait() == 0
+    assert node.output().count("no spot notices") == 1
+    assert run.wait_closed().outcome is Outcome.SUCCEEDED
 
 
 @pytest.mark.case("R11")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent.arguments import parse_arguments
+from elastic_core.agent.notices import NoticeSource
 from elastic_core.agent.process import Entrypoint
 from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
@@ -38,6 +39,24 @@ def refusals(*flags: str, program: Sequence[str] = ("train.py",), gpus: int = 0)
 
 
 # ---- accepted --------------------------------------------------------------------------------
+
+
+@pytest.mark.case("G07")
+def test_notices_are_looked_for_where_the_environment_says_and_the_time_may_be_used() -> None:
+    assert parse().notice_source is None
+    assert parse("--notices=imds").notice_source == NoticeSource(endpoint="http://169.254.169.254")
+    variables = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1338"}
+    assert parse("--notices=imds", "--leave-before=30", **variables).notice_source == NoticeSource(
+        endpoint="http://127.0.0.1:1338", leave_before=30
+    )
+
+
+def test_mistakes_in_the_flags_of_notices_are_told_all_at_once() -> None:
+    assert refusals("--notices=imsd", "--notices-endpoint=ftp://x", "--leave-before=soon") == (
+        "--notices 'imsd': must be none or imds",
+        "--notices-endpoint 'ftp://x': give an address like http://169.254.169.254",
+        "--leave-before 'soon': must be seconds, 0 (at once) or more",
+    )
 
 
 def test_the_shortest_line_is_one_node_with_one_worker() -> None:

@@ -490,6 +490,23 @@ def test_a_drain_that_nobody_answers_saves_and_leaves_after_two_seconds() -> Non
     assert alone.acts[-1].code == 75
 
 
+@pytest.mark.case("G06")
+def test_a_notice_stands_in_the_record_and_bounds_the_grace_by_what_the_machine_still_has() -> None:
+    node = elastic(published(1))
+    node.tell(DrainRequested(reason="spot", notice="spot interruption", leave_by=node.now + 8))
+    assert statuses(node)[-1].notice == "spot interruption"
+    node.wait(2).tell(TICK)
+    assert node.acts[-1] == WakeAt(at=108.0), "not 30 s after the request, but when the machine goes"
+
+
+@pytest.mark.case("G06")
+def test_a_notice_of_a_machine_that_goes_at_once_leaves_without_a_grace() -> None:
+    node = elastic(published(1))
+    node.tell(DrainRequested(reason="spot", notice="spot interruption", leave_by=node.now - 1))
+    node.tell(TICK, TICK)
+    assert node.acts[-1] == StopWorkers(grace=0)
+
+
 @scene
 def test_a_drain_of_torchrun_workers_gives_them_their_grace_to_save() -> None:
     for fact in (TICK, without_me(2), published(2)):

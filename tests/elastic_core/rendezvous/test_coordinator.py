@@ -236,6 +236,16 @@ def test_a_drain_is_published_at_once_and_without_a_probe() -> None:
     assert (causes(run), lost(run)) == ([Cause.DRAIN], {"a": "drained"})
 
 
+@pytest.mark.case("G06")
+def test_a_drain_says_what_the_provider_had_announced() -> None:
+    run = running("a", "b")
+    run.seen("a", phase=NodePhase.DRAINING, notice="spot interruption")
+    assert (causes(run), lost(run)) == ([Cause.DRAIN], {"a": "drained: spot interruption"})
+    published = run.generation
+    assert published is not None
+    assert published.reason == "drained a (spot interruption)"
+
+
 def test_a_drain_below_the_minimum_waits() -> None:
     run = running("a", "b", min_nodes=2)
     run.seen("a", phase=NodePhase.DRAINING)

@@ -58,23 +58,23 @@ def request_stop(run: str, root: Path) -> None:
         RefusedInput: It does not run.
     """
     directory = find_run(root, run)
-    etcd = etcd_of(directory.job().pool, directory)
+    etcd = etcd_of(directory.job(), directory)
     record = etcd.record()
     if record is None or not etcd.is_running():
         raise RefusedInput([f"run {directory.run} does not run: {_state(directory, root)}"])
-    with connected(record.endpoint) as store:
+    with connected(record.endpoint, directory.job().etcd) as store:
         store.put(RunKeys(directory.run).stop, encode(Stop(reason="`elastic-train stop`")))
     Console(highlight=False).print(f"run {directory.run} saves its state and ends")
 
 
 def _seen(directory: RunDirectory) -> Observation:
     """Return what the run's store says, nothing if it does not answer."""
-    etcd = etcd_of(directory.job().pool, directory)
+    etcd = etcd_of(directory.job(), directory)
     record = etcd.record()
     if record is None or not etcd.is_running():
         return Observation()
     try:
-        with connected(record.endpoint) as store:
+        with connected(record.endpoint, directory.job().etcd) as store:
             return observe(store, RunKeys(directory.run))
     except StoreError:
         return Observation()

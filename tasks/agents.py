@@ -10,6 +10,7 @@ from elastic_core.cluster.provider import LaunchRequest, NodeProvider
 from elastic_core.errors import RefusedInput
 from elastic_core.model.job import AwsPool, ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
 from tasks.etcd import EtcdProcess, EtcdService
+from tasks.etcd_external import ExternalEtcd, agent_flags
 from tasks.runs import RunDirectory
 
 GRACE_S: Final = 1.5
@@ -48,6 +49,7 @@ class Attempt:
             f"--nproc-per-node={job.workers_per_node}",
             "--rdzv-backend=etcd3",
             f"--rdzv-endpoint={self.endpoint}",
+            *agent_flags(job.etcd),
             f"--rdzv-id={self.directory.run}",
             f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
             f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect},"
@@ -85,13 +87,15 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: b
             raise RefusedInput([f"pool.kind: the flow does not drive {pool.kind!r} yet; use 'local'"])
 
 
-def etcd_of(pool: LocalPool | DockerPool | AwsPool, directory: RunDirectory) -> EtcdService:
+def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
     """Return where the etcd of a run comes from, so that the pool's nodes can reach it."""
-    match pool:
+    if job.etcd.endpoints:
+        return ExternalEtcd(directory, job.etcd)
+    match job.pool:
         case DockerPool():
             from tasks.providers.docker_etcd import EtcdContainer
 
-            return EtcdContainer(directory, pool)
+            return EtcdContainer(directory, job.pool)
         case _:
             return EtcdProcess(directory)
 

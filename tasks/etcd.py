@@ -12,16 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from elastic_core.errors import ElasticError
 from elastic_core.model.codec import decode, encode
+from elastic_core.model.job import EtcdSource
 from elastic_core.store.endpoint import parse_endpoints
-from elastic_core.store.etcd import EtcdStore
 from elastic_core.store.protocol import Store
 from elastic_core.store.server import EtcdOptions, EtcdServer
+from tasks.etcd_external import open_store
 from tasks.process import ProcessIdentity, end, identify, is_running, with_argument
 from tasks.runs import RunDirectory
+
+OWN: Final = EtcdSource()
+"""The run's own etcd, which asks for nothing."""
 
 
 class NoEtcd(ElasticError):
@@ -166,7 +170,7 @@ def discard_data(directory: RunDirectory) -> None:
 
 
 @contextmanager
-def connected(endpoint: str) -> Iterator[Store]:
-    """Connect to a store, and end the connection afterwards."""
-    with contextlib.closing(EtcdStore(endpoint)) as store:
+def connected(endpoint: str, source: EtcdSource = OWN) -> Iterator[Store]:
+    """Connect to a run's store, and end the connection afterwards."""
+    with contextlib.closing(open_store(endpoint, source)) as store:
         yield store

@@ -29,7 +29,7 @@ class Cluster:
         self._job = job
         self._directory = directory
         self._provider = provider_of(job.pool, directory.path.parent, drives=True)
-        self._etcd = etcd_of(job.pool, directory)
+        self._etcd = etcd_of(job, directory)
         self._attempt: Attempt | None = None
 
     @property
@@ -91,7 +91,7 @@ class Cluster:
         record = self._etcd.record()
         if record is None:
             raise NoEtcd("find_or_start comes first")
-        with connected(record.endpoint) as store:
+        with connected(record.endpoint, self._job.etcd) as store:
             yield store
 
     def note_end(self) -> None:
@@ -124,7 +124,7 @@ class Cluster:
         if not nodes_run and self._directory.outcome() is not None:
             return None
         record = self._etcd.ensure()
-        with connected(record.endpoint) as store:
+        with connected(record.endpoint, self._job.etcd) as store:
             closed = observe(store, self.keys).closed
         goes_on = nodes_run if closed is None else closed.outcome is Outcome.SUCCEEDED
         return self._describe(record) if goes_on else None

@@ -26,6 +26,7 @@ from elastic_core.model.job import (
 )
 from elastic_core.store.server import find_etcd
 from tasks.agents import provider_of
+from tasks.etcd_external import check_source, files_of, resolve_source
 from tasks.runs import RUNS
 
 DEADLINE_S: Final = 120.0
@@ -41,6 +42,7 @@ def resolve(job: JobSpec) -> JobSpec:
     Raises:
         RefusedInput: A named file cannot be read.
     """
+    job = _with_etcd(job)
     match job.training:
         case ClassyTraining(config=str(path)):
             training = job.training.model_copy(update={"config": _read_config(Path(path))})
@@ -50,7 +52,9 @@ def resolve(job: JobSpec) -> JobSpec:
                 raise RefusedInput([f"training.script: {script!r} is not a file; give the path of a script"])
             _compile(Path(script))
             absolute = job.training.model_copy(update={"script": str(Path(script).absolute())})
-            return _with_script(job.model_copy(update={"training": absolute}), Path(script).absolute().parent)
+            return _with_directory(
+                job.model_copy(update={"training": absolute}), Path(script).absolute().parent
+            )
         case _:
             return job
 
@@ -71,19 +75,29 @@ def check(job: JobSpec, home: Path) -> None:
 
 
 def _check_pool(job: JobSpec) -> None:
+    check_source(job)
     match job.pool:
         case DockerPool() as pool:
             from tasks.providers.docker_check import check_pool
 
             check_pool(pool, job.checkpoint)
         case LocalPool():
-            find_etcd()
+            if not job.etcd.endpoints:
+                find_etcd()
         case _:
             provider_of(job.pool, RUNS)
 
 
-def _with_script(job: JobSpec, directory: Path) -> JobSpec:
-    """Return the job with the script's directory seen by its nodes at the same path."""
+def _with_etcd(job: JobSpec) -> JobSpec:
+    """Return the job with the files by which nodes enter an external etcd seen by them, too."""
+    job = job.model_copy(update={"etcd": resolve_source(job.etcd)})
+    for file in files_of(job.etcd):
+        job = _with_directory(job, file.parent)
+    return job
+
+
+def _with_directory(job: JobSpec, directory: Path) -> JobSpec:
+    """Return the job with a directory seen by its nodes at the same path."""
     pool = job.pool
     if not isinstance(pool, DockerPool) or any(
         directory.is_relative_to(mount.target) for mount in pool.mounts

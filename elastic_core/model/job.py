@@ -155,6 +155,47 @@ class AwsPool(_Model):
     endpoint_url: str = Field("", description="Address of the emulator; empty: AWS itself.")
 
 
+class EtcdTls(_Model):
+    """PEM files by which TLS is spoken with an etcd; nodes read them at the same paths."""
+
+    model_config = ConfigDict(title="TLS")
+
+    ca: str = Field("", description="Authority of etcd's certificate; empty: no TLS.")
+    cert: str = Field("", description="Certificate for an etcd that asks for one, with its key.")
+    key: str = Field("", description="The certificate's key.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("give certificate and key, or neither")
+        if self.cert and not self.ca:
+            raise ValueError("a certificate needs TLS: give the ca, too")
+        return self
+
+
+class EtcdSource(_Model):
+    """An etcd of yours; by default each run starts one of its own."""
+
+    model_config = ConfigDict(title="etcd")
+
+    endpoints: str = Field(
+        "", description="host:port of its members, with commas between them; empty: the run's own etcd."
+    )
+    tls: EtcdTls = EtcdTls()
+    user: str = Field("", description="Its user; the password comes from ELASTIC_STORE_PASSWORD.")
+    password_file: str = Field("", description="Or from this file, which nodes read at the same path.")
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        given = [name for name in ("user", "password_file") if getattr(self, name)]
+        given += ["tls"] if self.tls.ca else []
+        if given and not self.endpoints:
+            raise ValueError(f"{given[0]} is given, but no endpoints: the run's own etcd asks for nothing")
+        if self.password_file and not self.user:
+            raise ValueError("password_file is given, but no user")
+        return self
+
+
 class CheckpointPolicy(_Model):
     """When durable checkpoints are written."""
 
@@ -213,6 +254,7 @@ class JobSpec(_Model):
     )
     max_restarts: int = Field(3, ge=0, description="Failures of workers, job-wide; never node losses.")
     timeouts: Timeouts = Timeouts()
+    etcd: EtcdSource = EtcdSource()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

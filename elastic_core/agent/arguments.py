@@ -291,7 +291,7 @@ class _Reader:
         if minimum < 1:
             self._refuse("--nnodes", text, "at least 1 node is needed")
         elif minimum > maximum:
-            self._refuse("--nnodes", text, f"min is {minimum} and max is {maximum}: min must not exceed max")
+            self._refuse("--nnodes", text, f"min is {minimum} and max is {maximum}: raise max or lower min")
         elif self._options.standalone and maximum > 1:
             self._refuse("--nnodes", text, "--standalone is one node; give --rdzv-endpoint for more")
         return minimum, maximum

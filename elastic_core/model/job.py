@@ -30,11 +30,9 @@ class NodeBounds(_Model):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min > self.max:
-            raise ValueError(f"min is {self.min} and max is {self.max}: min must not exceed max")
+            raise ValueError(f"min is {self.min} and max is {self.max}: raise max or lower min")
         if not self.min <= self.target <= self.max:
-            raise ValueError(
-                f"target is {self.target}: it must lie between min ({self.min}) and max ({self.max})"
-            )
+            raise ValueError(f"target is {self.target}: choose one from min ({self.min}) to max ({self.max})")
         return self
 
 

@@ -93,7 +93,7 @@ def test_a_job_name_that_breaks_the_rule_is_refused(
     ("setting", "told"),
     [
         ("nodes.target", "--set 'nodes.target': write path.to.key=value, as in nodes.target=3"),
-        ("nodes.target=9", "good.yaml: nodes: target is 9: it must lie between min (1) and max (4)"),
+        ("nodes.target=9", "good.yaml: nodes: target is 9: choose one from min (1) to max (4)"),
         (
             "training.kind=scrpt",
             "good.yaml: training.kind: unknown kind 'scrpt'; allowed: classy, script",

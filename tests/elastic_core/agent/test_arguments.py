@@ -244,7 +244,7 @@ def test_a_store_that_could_not_be_entered_is_refused(flags: list[str], said: st
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--nnodes=3:2", "--nnodes '3:2': min is 3 and max is 2: min must not exceed max"),
+        ("--nnodes=3:2", "--nnodes '3:2': min is 3 and max is 2: raise max or lower min"),
         ("--nnodes=0", "--nnodes '0': at least 1 node is needed"),
         ("--nnodes=two", "--nnodes 'two': write a number, or MIN:MAX"),
         ("--nproc-per-node=gpu", "--nproc-per-node 'gpu': this node has no GPU; use cpu, auto or a number"),

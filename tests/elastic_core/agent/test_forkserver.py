@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from tests.elastic_core.agent.node import (
 )
 
 AGENT = """
-import os, sys, tempfile, time
+import os, sys, time
 from pathlib import Path
 from elastic_core.agent.worker_group import Entrypoint, ForkServerWarmed, WorkerGroup, WorkerSpec
 from elastic_core.clock import SystemClock
@@ -46,7 +47,7 @@ group = WorkerGroup(
         log_dir=Path(os.environ["LOGS"]),
     ),
     events=hear,
-    socket_dir=Path(tempfile.mkdtemp(prefix="et-")),
+    socket_dir=Path(os.environ["SOCKETS"]),
     clock=SystemClock(),
 )
 group.warm()
@@ -60,12 +61,21 @@ time.sleep(600)
 @contextmanager
 def agent(directory: Path, *program: str) -> Iterator[subprocess.Popen[str]]:
     """Run an agent-like process that is warm when this returns, and starts workers on a line of input."""
+    with (
+        tempfile.TemporaryDirectory(prefix="et-") as sockets,
+        _agent(directory, sockets, *program) as process,
+    ):
+        yield process
+
+
+@contextmanager
+def _agent(directory: Path, sockets: str, *program: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", AGENT, *program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "LOGS": str(directory), "TEST_AGENT": str(directory)},
+        env={**os.environ, "LOGS": str(directory), "TEST_AGENT": str(directory), "SOCKETS": sockets},
     )
     with process:
         try:

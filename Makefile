@@ -46,10 +46,13 @@ test: $(STAMP) ## Run the quick tests
 test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
 	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
 
-.PHONY: test-docker
-test-docker: $(STAMP) ## Run the tests that need a Docker engine, on images made of this environment
+.PHONY: test-image
+test-image: $(STAMP) ## Build the image that the tests use, of this environment: no registry is needed
 	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages
 	@$(MAKE) --no-print-directory image IMAGE=elastic-train:test BASE=elastic-train-base:test
+
+.PHONY: test-docker
+test-docker: test-image ## Run the tests that need a Docker engine
 	@$(BIN)/python -m pytest -q -m docker --timeout 300 $(ARGS)
 
 .PHONY: test-aws

@@ -70,6 +70,41 @@ def validate(job_file: JobFile = Path("examples/digits.yaml"), settings: Setting
     typer.echo(f"{job_file}: job {job.name!r} is good: {job.nodes.target} nodes on pool {job.pool.kind}")
 
 
+@app.command(name="import", no_args_is_help=True)
+def import_job(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | -- COMMAND",
+            help="Job file of another launcher, or its command line; petctl's comes after its file.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Job file to write; default: standard output.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="local or docker, instead of the format's usual pool.")] = "",
+    data: Annotated[str, typer.Option(help="Directory of the images, if a config names another one.")] = "",
+) -> None:
+    """Make a job file of an ElasticJob, a PyTorchJob, petctl specs, a torchrun command and others.
+
+    What is changed or dropped is told with its line and the reason; the job is for `elastic-train validate`.
+    """
+    from tasks.importers.importing import import_command, import_file, is_command, pool_named, write_new
+
+    wanted = pool_named(pool)
+    if is_command(source):
+        imported = import_command(source, pool=wanted, data=data)
+    else:
+        imported = import_file(Path(source[0]), source[1:], pool=wanted, data=data)
+    for warning in imported.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if output is None:
+        typer.echo(imported.text(), nl=False)
+    else:
+        write_new(output, imported.text())
+        typer.echo(f"wrote {output}; check it: elastic-train validate {output}", err=True)
+
+
 @app.command()
 def demo(
     job_file: JobFile = Path("examples/digits.yaml"), settings: Settings = None, runs: RunsDirectory = RUNS

@@ -17,6 +17,10 @@ GRACE_S: Final = 1.5
 """Between SIGTERM and SIGKILL of a node: nodes are only ended once their run is over or they left it."""
 
 
+_ENTRY: Final = {"script": (), "module": ("-m",), "program": ("--no-python",)}
+"""The agent's flag for what a job's script is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One launch of a run: all that its nodes are told.
@@ -110,6 +114,7 @@ def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:
                 "--worker-api=torchrun",
                 f"--start-method={training.start_method}",
                 *(f"--preload={module}" for module in training.preload),
+                *_ENTRY[training.entry],
                 training.script,
                 *training.args,
             )

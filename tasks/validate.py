@@ -47,7 +47,7 @@ def resolve(job: JobSpec) -> JobSpec:
         case ClassyTraining(config=str(path)):
             training = job.training.model_copy(update={"config": _read_config(Path(path))})
             return job.model_copy(update={"training": training})
-        case ScriptTraining(script=script):
+        case ScriptTraining(script=script, entry="script"):
             if not Path(script).is_file():
                 raise RefusedInput([f"training.script: {script!r} is not a file; give the path of a script"])
             _compile(Path(script))

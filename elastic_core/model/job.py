@@ -83,7 +83,10 @@ class ScriptTraining(_Model):
     model_config = ConfigDict(title="Script")
 
     kind: Literal["script"] = "script"
-    script: str = Field(..., min_length=1, description="Path of a Python script.")
+    script: str = Field(..., min_length=1, description="Path of a Python script, or what `entry` says.")
+    entry: Literal["script", "module", "program"] = Field(
+        "script", description="What `script` names: a file, a module (python -m), or any program."
+    )
     args: tuple[str, ...] = Field((), description="Its arguments, passed on byte for byte.")
     preload: tuple[str, ...] = Field(
         (), description="Modules that the fork server imports before workers start."

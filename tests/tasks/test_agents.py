@@ -25,6 +25,13 @@ def test_a_script_gets_its_arguments_byte_for_byte_at_the_end(tmp_path: Path) ->
     assert "--worker-api=torchrun" in command
 
 
+@pytest.mark.parametrize(("entry", "flag"), [("module", "-m"), ("program", "--no-python")])
+def test_what_is_no_script_is_started_as_what_it_is(tmp_path: Path, entry: str, flag: str) -> None:
+    training = ScriptTraining.model_validate({"script": "theirs", "entry": entry, "args": ["-c", "x"]})
+    command = attempt(JobSpec(training=training), tmp_path).launch_request("start", 1).command
+    assert command[-4:] == (flag, "theirs", "-c", "x")
+
+
 def test_a_classy_training_runs_our_trainer_on_the_elastic_api(tmp_path: Path) -> None:
     command = attempt(JobSpec(training=ClassyTraining()), tmp_path).launch_request("start", 1).command
     assert command[-3:] == ("-m", "elastic_core.trainer", "run")

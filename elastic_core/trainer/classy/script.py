@@ -12,18 +12,22 @@ from elastic_core.trainer.classy.legacy import is_classy_train, suggest
 
 def find_script_problems(training: ScriptTraining, base: Path) -> Iterator[str]:
     """Yield every mistake of a script job; the script is compiled, never run."""
-    path = base / training.script
     if is_classy_train(training.script):
         yield suggest(training)
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        yield f"training.script: {training.script!r}: {error.strerror}; give the path of a Python script"
-    else:
-        yield from _syntax_problems(training.script, source)
+    if training.entry == "script":
+        yield from _file_problems(training.script, base)
     for module in training.preload:
         if not _is_importable(module):
             yield f"training.preload: module {module!r} is not installed where this runs"
+
+
+def _file_problems(script: str, base: Path) -> Iterator[str]:
+    try:
+        source = (base / script).read_bytes()
+    except OSError as error:
+        yield f"training.script: {script!r}: {error.strerror}; give the path of a Python script"
+    else:
+        yield from _syntax_problems(script, source)
 
 
 def _syntax_problems(name: str, source: bytes) -> Iterator[str]:

@@ -258,7 +258,7 @@ def test_a_config_that_cannot_be_read_is_told_with_its_path(tmp_path: Path) -> N
     assert "broken.json' is not JSON: Expecting value: line 1 column 10" in broken
 
 
-@pytest.mark.case("V02")
+@pytest.mark.case("V02", "F14")
 def test_an_unregistered_data_set_points_at_the_user_package() -> None:
     config = small_config()
     config["dataset"]["train"]["name"] = "my_dataset"

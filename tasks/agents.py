@@ -8,7 +8,15 @@ from typing import Final
 
 from elastic_core.cluster.provider import LaunchRequest, NodeProvider
 from elastic_core.errors import RefusedInput
-from elastic_core.model.job import AwsPool, ClassyTraining, DockerPool, JobSpec, LocalPool, ScriptTraining
+from elastic_core.model.job import (
+    AwsPool,
+    ClassyTraining,
+    DockerPool,
+    JobSpec,
+    LocalPool,
+    NodeBounds,
+    ScriptTraining,
+)
 from tasks.etcd import EtcdProcess, EtcdService
 from tasks.etcd_external import ExternalEtcd, agent_flags
 from tasks.runs import RunDirectory
@@ -50,6 +58,7 @@ class Attempt:
         directory = self.directory.path.absolute()
         return (
             f"--nnodes={job.nodes.min}:{job.nodes.max}",
+            *_sizes(job.nodes),
             f"--nproc-per-node={job.workers_per_node}",
             "--rdzv-backend=etcd3",
             f"--rdzv-endpoint={self.endpoint}",
@@ -102,6 +111,12 @@ def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
             return EtcdContainer(directory, job.pool)
         case _:
             return EtcdProcess(directory)
+
+
+def _sizes(nodes: NodeBounds) -> tuple[str, ...]:
+    if nodes.sizes:
+        return (f"--node-sizes={','.join(map(str, nodes.allowed.listed))}",)
+    return (f"--node-sizes=x{nodes.multiple_of}",) if nodes.multiple_of > 1 else ()
 
 
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:

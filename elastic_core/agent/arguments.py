@@ -24,6 +24,7 @@ from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
 from elastic_core.ids import RunId, check_name
 from elastic_core.model.job_file import nearest
+from elastic_core.model.sizes import ALL_SIZES, AllowedSizes
 from elastic_core.store.endpoint import (
     PASSWORD_VARIABLE,
     USER_VARIABLE,
@@ -128,6 +129,7 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
     )
     add = _Adder(parser, environment)
     add("--nnodes", "1", "nodes of the run: N, or MIN:MAX", metavar="MIN:MAX")
+    add("--node-sizes", "", "train on these numbers of nodes only: N,N or, for multiples, xN", metavar="N,N")
     add("--nproc-per-node", "1", "workers on this node: a number, auto, gpu or cpu", metavar="N")
     add("--rdzv-backend", "etcd3", "etcd3 (etcd and etcd-v2 are taken for it)", metavar="NAME")
     add("--rdzv-endpoint", "", "host:port of etcd, several with commas; port 2379 if none", metavar="HOST")
@@ -230,6 +232,7 @@ class _Reader:
         settings = AgentSettings(
             min_nodes=minimum,
             max_nodes=maximum,
+            sizes=self._sizes(minimum, maximum),
             slots=self._slots(),
             run=self._run(),
             name=self._name(),
@@ -295,6 +298,20 @@ class _Reader:
         elif self._options.standalone and maximum > 1:
             self._refuse("--nnodes", text, "--standalone is one node; give --rdzv-endpoint for more")
         return minimum, maximum
+
+    def _sizes(self, minimum: int, maximum: int) -> AllowedSizes:
+        text = self._value("--node-sizes")
+        if not text:
+            return ALL_SIZES
+        match = re.fullmatch(r"x([1-9]\d{0,4})|([1-9]\d{0,4}(?:,[1-9]\d{0,4})*)", text)
+        if not match:
+            self._refuse("--node-sizes", text, "write numbers with commas (2,4,8), or xN for multiples of N")
+            return ALL_SIZES
+        listed = tuple(sorted({int(size) for size in match[2].split(",")})) if match[2] else ()
+        sizes = AllowedSizes(multiple_of=int(match[1] or 1), listed=listed)
+        if not minimum <= sizes.largest_within(maximum):
+            self._refuse("--node-sizes", text, f"none lies between min ({minimum}) and max ({maximum})")
+        return sizes
 
     def _slots(self) -> int:
         text = self._value("--nproc-per-node")

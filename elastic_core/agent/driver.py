@@ -445,6 +445,7 @@ def coordinator_policy_of(settings: AgentSettings) -> CoordinatorPolicy:
         max_restarts=settings.max_restarts,
         no_progress_limit=settings.no_progress_limit,
         stop_timeout=waits.stop,
+        sizes=settings.sizes,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from elastic_core.agent.notices import NoticeSource
 from elastic_core.agent.process import Entrypoint
 from elastic_core.ids import RunId
+from elastic_core.model.sizes import ALL_SIZES, AllowedSizes
 from elastic_core.store.endpoint import Credentials, TlsFiles
 
 
@@ -51,6 +52,7 @@ class AgentSettings:
     tls: TlsFiles | None = None
     credentials: Credentials | None = None
     standalone: bool = False
+    sizes: AllowedSizes = ALL_SIZES
     waits: Waits = Waits()
     max_restarts: int = 0
     no_progress_limit: int = 3

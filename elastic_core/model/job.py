@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from elastic_core.ids import NAME_PATTERN
+from elastic_core.model.sizes import AllowedSizes
 
 
 class _Model(BaseModel):
@@ -26,6 +27,15 @@ class NodeBounds(_Model):
     min: int = Field(1, ge=1, le=10_000, description="Training waits below so many nodes.")
     max: int = Field(4, ge=1, le=10_000, description="Nodes beyond so many stand by.")
     target: int = Field(2, ge=1, le=10_000, description="Nodes to launch and keep.")
+    multiple_of: int = Field(1, ge=1, le=10_000, description="Train on multiples of so many nodes only.")
+    sizes: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(
+        (), description="Train on these numbers of nodes only; empty: on any within the bounds."
+    )
+
+    @property
+    def allowed(self) -> AllowedSizes:
+        """The numbers of nodes that may train together."""
+        return AllowedSizes(multiple_of=self.multiple_of, listed=tuple(sorted(set(self.sizes))))
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -33,6 +43,11 @@ class NodeBounds(_Model):
             raise ValueError(f"min is {self.min} and max is {self.max}: raise max or lower min")
         if not self.min <= self.target <= self.max:
             raise ValueError(f"target is {self.target}: choose one from min ({self.min}) to max ({self.max})")
+        if self.sizes and self.multiple_of > 1:
+            raise ValueError(f"sizes and multiple_of ({self.multiple_of}) are both given: drop one of them")
+        if self.allowed.largest_within(self.target) != self.target:
+            allowed = self.allowed.describe()
+            raise ValueError(f"target is {self.target}: choose an allowed size ({allowed})")
         return self
 
 

@@ -14,6 +14,7 @@ from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Assignment, Closed, Generation, Target
 from elastic_core.model.node import NodeRecord
 from elastic_core.model.progress import HistoryEntry
+from elastic_core.model.sizes import ALL_SIZES, AllowedSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,13 @@ class CoordinatorPolicy:
     """Failed generations in a row without a new step that end the run."""
     stop_timeout: float = 60.0
     """A stop that some member does not follow closes the run after so long."""
+    sizes: AllowedSizes = ALL_SIZES
+    """Numbers of nodes that a generation may have, within the bounds."""
+
+    @property
+    def least(self) -> int:
+        """Members that a generation has at least."""
+        return self.sizes.least_from(self.min_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,7 @@ def let_the_rest_finish(situation: Situation, _now: float) -> Decision | None:
 
 def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
     """Never form a generation below the minimum; give up at the join timeout."""
-    needed, ready = situation.policy.min_nodes, len(situation.ready)
+    needed, ready = situation.policy.least, len(situation.ready)
     if situation.due_since is None or ready >= needed:
         return None
     deadline = max(situation.due_since, situation.short_since) + situation.policy.join_timeout
@@ -225,7 +225,10 @@ def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
             f"{situation.policy.join_timeout:g} s{finished}"
         )
         return _close(Outcome.BELOW_MINIMUM, ExitCode.BELOW_MINIMUM, reason)
-    reason = f"{ready} of {_nodes(needed)}, waiting (timeout {situation.policy.join_timeout:g} s){finished}"
+    sizes = situation.policy.sizes
+    allowed = "" if sizes.are_all else f" (allowed: {sizes.describe()})"
+    timeout = f"(timeout {situation.policy.join_timeout:g} s)"
+    reason = f"{ready} of {_nodes(needed)}{allowed}, waiting {timeout}{finished}"
     return Decision(reason=reason, until=deadline)
 
 
@@ -236,7 +239,7 @@ def settle(situation: Situation, now: float) -> Decision | None:
     standing = situation.standing
     away = len(standing.lost) + len(standing.draining) + len(standing.done)
     present = len(situation.members) - away
-    expected = min(situation.limit, present) if present else situation.limit
+    expected = situation.policy.sizes.largest_within(min(situation.limit, present or situation.limit))
     deadline = max(situation.due_since, situation.enough_since) + situation.policy.last_call
     if len(situation.ready) >= expected or now >= deadline:
         return None
@@ -383,7 +386,7 @@ def _stalled(situation: Situation) -> int:
 
 
 def _publish(situation: Situation, now: float) -> Decision:
-    chosen = choose_members(situation.members, situation.ready, situation.joined, limit=situation.limit)
+    chosen = choose_members(situation.members, situation.ready, situation.joined, limit=situation.size)
     entry = _entry(situation, chosen, now)
     number = entry.generation.number
     command = PublishGeneration(

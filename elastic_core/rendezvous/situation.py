@@ -134,10 +134,15 @@ class Situation:
 
     @property
     def limit(self) -> int:
-        """Members at most: what the flow wants, within the bounds of the run."""
-        if self.target is None:
-            return self.policy.max_nodes
-        return min(max(self.target.nodes, self.policy.min_nodes), self.policy.max_nodes)
+        """Members at most: what the flow wants, within the bounds and the allowed sizes of the run."""
+        policy = self.policy
+        wanted = policy.max_nodes if self.target is None else min(self.target.nodes, policy.max_nodes)
+        return policy.sizes.largest_within(max(wanted, policy.least))
+
+    @property
+    def size(self) -> int:
+        """Members that the next generation would have now; 0 where no allowed size can be formed."""
+        return self.policy.sizes.largest_within(min(self.limit, len(self.ready)))
 
     @property
     def first(self) -> NodeId:
@@ -156,8 +161,8 @@ class Situation:
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether a ready node is no member yet although there is room."""
-        return len(self.members) < self.limit and len(self.ready) > len(self.standing.fit)
+        """Whether ready nodes are no members yet although they make up a larger generation."""
+        return len(self.ready) > len(self.standing.fit) and self.size > len(self.members)
 
     @property
     def is_change_due(self) -> bool:
@@ -288,7 +293,7 @@ class Situation:
             self.due_since = None
         elif self.due_since is None:
             self.due_since = now
-        if len(self.ready) < self.policy.min_nodes:
+        if len(self.ready) < self.policy.least:
             if self.enough_since is not None:
                 self.short_since = now
             self.enough_since = None

@@ -71,7 +71,16 @@ class Witness:
     def limit(self) -> int:
         """Members at most."""
         wanted = self._target.nodes if self._target else self.policy.max_nodes
-        return min(max(wanted, self.policy.min_nodes), self.policy.max_nodes)
+        allowed = self.allowed
+        return max((size for size in allowed if size <= wanted), default=allowed[0])
+
+    @property
+    def allowed(self) -> list[int]:
+        """The sizes that a generation may have, ascending."""
+        policy = self.policy
+        listed, step = policy.sizes.listed, policy.sizes.multiple_of
+        bounds = range(policy.min_nodes, policy.max_nodes + 1)
+        return [size for size in bounds if (size in listed if listed else size % step == 0)]
 
     # ---- what it hears -----------------------------------------------------------------------
 
@@ -173,7 +182,7 @@ class Witness:
             record = self._records.get(member.node_id)
             if record is None or record.phase is not NodePhase.READY:
                 raise InvariantViolated("S2", f"{member.node_id} is a member and is {record}")
-        if not self.policy.min_nodes <= len(entry.members) <= self.limit:
+        if len(entry.members) not in self.allowed or len(entry.members) > self.limit:
             raise InvariantViolated("S3", f"{len(entry.members)} members")
 
     def _judge_ranks(self, command: PublishGeneration) -> None:
@@ -251,7 +260,7 @@ class Witness:
         if closed.outcome is Outcome.BELOW_MINIMUM:
             ready = sum(record.phase is NodePhase.READY for record in self._records.values())
             earliest = self._started_at + self.policy.join_timeout
-            if ready >= self.policy.min_nodes or now < earliest:
+            if ready >= self.allowed[0] or now < earliest:
                 raise InvariantViolated("L1", f"{closed} with {ready} nodes ready")
 
     def _has_finished(self) -> bool:

@@ -108,6 +108,20 @@ def maximum_is_exceeded() -> tuple[object, str, Any]:
     return rules, "choose_members", choose
 
 
+def sizes_are_ignored() -> tuple[object, str, Any]:
+    """Any number of nodes trains, whatever the job allows."""
+    return Situation, "size", property(lambda known: min(known.limit, len(known.ready)))
+
+
+def every_newcomer_is_a_change() -> tuple[object, str, Any]:
+    """A ready node that makes up no larger size is followed by a generation without it."""
+
+    def has_newcomers(known: Situation) -> bool:
+        return len(known.members) < known.limit and len(known.ready) > len(known.standing.fit)
+
+    return Situation, "has_newcomers", property(has_newcomers)
+
+
 def slots_are_ignored() -> tuple[object, str, Any]:
     """Every node is taken for one with one slot."""
     good = rules.assign_ranks
@@ -287,7 +301,8 @@ def finishing_runs_take_newcomers() -> tuple[object, str, Any]:
     good = rules.let_the_rest_finish
 
     def finish(known: Situation, now: float) -> Decision | None:
-        if known.standing.done and known.has_newcomers and len(known.ready) >= known.policy.min_nodes:
+        has_newcomers = len(known.ready) > len(known.standing.fit) and len(known.members) < known.limit
+        if known.standing.done and has_newcomers and known.size:
             return rules._publish(known, now)
         return good(known, now)
 
@@ -329,6 +344,8 @@ MUTANTS = (
     Mutant(name="late-coordinators-accuse", breaks="S2", plant=late_coordinators_accuse),
     Mutant(name="minimum-is-one", breaks="S3", plant=minimum_is_one),
     Mutant(name="maximum-is-exceeded", breaks="S3", plant=maximum_is_exceeded),
+    Mutant(name="sizes-are-ignored", breaks="S3", plant=sizes_are_ignored),
+    Mutant(name="every-newcomer-is-a-change", breaks="S8", plant=every_newcomer_is_a_change),
     Mutant(name="slots-are-ignored", breaks="S4", plant=slots_are_ignored),
     Mutant(name="failed-commits-are-not-read-back", breaks="S5", plant=failed_commits_are_not_read_back),
     Mutant(name="writes-overlap", breaks="S5", plant=writes_overlap),

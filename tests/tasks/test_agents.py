@@ -38,6 +38,17 @@ def test_a_classy_training_runs_our_trainer_on_the_elastic_api(tmp_path: Path) -
     assert "--worker-api=elastic" in command
 
 
+@pytest.mark.parametrize(
+    ("nodes", "flag"),
+    [
+        (NodeBounds(target=2, multiple_of=2), "--node-sizes=x2"),
+        (NodeBounds(target=2, sizes=(4, 2)), "--node-sizes=2,4"),
+    ],
+)
+def test_allowed_sizes_are_told(nodes: NodeBounds, flag: str, tmp_path: Path) -> None:
+    assert flag in attempt(JobSpec(nodes=nodes), tmp_path).launch_request("start", 1).command
+
+
 def test_bounds_store_run_and_directory_are_told(tmp_path: Path) -> None:
     job = JobSpec(nodes=NodeBounds(min=1, max=3, target=2), workers_per_node=1)
     request = attempt(job, tmp_path).launch_request("start", 2)

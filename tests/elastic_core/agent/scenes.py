@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastic_core.agent.core import AgentCore
@@ -11,12 +11,21 @@ from elastic_core.agent.events import (
     AgentEvent,
     AgentPolicy,
     AgentStarted,
+    DrainRequested,
+    ForkServerDied,
     ForkServerReady,
     GenerationPublished,
+    LeaseEnded,
+    NodeStatus,
+    Register,
     Registered,
+    ReportFailure,
     Say,
+    StopRequested,
+    TimeAdvanced,
     WorkerEnded,
     WorkerSpoke,
+    WriteStatus,
 )
 from elastic_core.agent.table import AgentState, Row
 from elastic_core.ids import NodeId
@@ -34,6 +43,13 @@ from elastic_core.model.progress import Progress
 ME = NodeId("a.1")
 SUCCEEDED = Closed(outcome=Outcome.SUCCEEDED, exit_code=0, reason="done")
 FAILED = Closed(outcome=Outcome.FAILED, exit_code=3, reason="1 failure, budget 0")
+SIGTERM = DrainRequested(reason="SIGTERM")
+STOP = StopRequested(reason="asked by the flow")
+FENCED = LeaseEnded(node_id=ME)
+DIED = ForkServerDied(reason="the fork server was killed by signal 9")
+TICK = TimeAdvanced()
+
+told: list[Callable[[], None]] = []
 
 
 def generation(number: int, cause: Cause = Cause.START) -> Generation:
@@ -136,3 +152,24 @@ def elastic(*facts: AgentEvent, slots: int = 1) -> Scene:
     """A node whose workers of the elastic API are set up."""
     beginning = (AgentStarted(), Registered(node_id=ME), ForkServerReady())
     return Scene("elastic", slots=slots).after([*beginning, *map(ready, range(slots)), *facts])
+
+
+def scene(test: Callable[[], None]) -> Callable[[], None]:
+    """Keep a test for the check that every row of the table is told somewhere."""
+    told.append(test)
+    return test
+
+
+def failure_in(scene: Scene) -> Failure:
+    """The failure that was reported."""
+    (report,) = [command for command in scene.commands if isinstance(command, ReportFailure)]
+    return report.failure
+
+
+def statuses(scene: Scene) -> list[NodeStatus]:
+    """What the node's record said, one after the other."""
+    return [
+        command.status
+        for command in scene.commands
+        if isinstance(command, WriteStatus | ReportFailure | Register)
+    ]

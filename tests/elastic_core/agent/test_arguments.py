@@ -13,6 +13,7 @@ from elastic_core.agent.notices import NoticeSource
 from elastic_core.agent.process import Entrypoint
 from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
+from elastic_core.model.sizes import AllowedSizes
 from elastic_core.store.endpoint import Credentials, TlsFiles
 
 BASE = ("--rdzv-endpoint=store:2379", "--rdzv-id=run-1", "--name=node-1")
@@ -77,6 +78,27 @@ def test_the_shortest_line_is_one_node_with_one_worker() -> None:
 def test_nodes_are_a_number_or_bounds(text: str, bounds: tuple[int, int]) -> None:
     settings = parse("--nnodes", text)
     assert (settings.min_nodes, settings.max_nodes) == bounds
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("2,8,4", AllowedSizes(listed=(2, 4, 8))), ("x2", AllowedSizes(multiple_of=2)), ("", AllowedSizes())],
+)
+def test_sizes_are_a_list_or_the_multiples_of_a_number(text: str, sizes: AllowedSizes) -> None:
+    assert parse("--nnodes=1:8", f"--node-sizes={text}").sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("2,,4", "write numbers with commas (2,4,8), or xN for multiples of N"),
+        ("x0", "write numbers with commas (2,4,8), or xN for multiples of N"),
+        ("x5", "none lies between min (2) and max (4)"),
+        ("1,8", "none lies between min (2) and max (4)"),
+    ],
+)
+def test_sizes_that_can_never_form_are_refused(text: str, remedy: str) -> None:
+    assert refusals("--nnodes=2:4", f"--node-sizes={text}") == (f"--node-sizes {text!r}: {remedy}",)
 
 
 @pytest.mark.parametrize(

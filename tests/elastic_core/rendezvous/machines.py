@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from elastic_core.ids import NodeId
 from elastic_core.model.membership import Cause, Outcome
 from elastic_core.model.node import NodePhase
+from elastic_core.model.sizes import ALL_SIZES, AllowedSizes
 from elastic_core.rendezvous.events import CoordinatorPolicy
 from elastic_core.testing.invariants import InvariantViolated
 from elastic_core.testing.simulated_store import CommitFault
@@ -47,6 +48,7 @@ POLICY = CoordinatorPolicy(
     no_progress_limit=3,
     stop_timeout=20.0,
 )
+SIZES = [ALL_SIZES, AllowedSizes(multiple_of=2), AllowedSizes(listed=(1, 3))]
 QUIET = 40.0
 """Longest time to settle after the last fault: several losses, elections and last calls in a row."""
 
@@ -84,9 +86,18 @@ class RunMachine(RuleBasedStateMachine):
         phases = {node: self.sim.nodes[node].record.phase for node in self.living()}
         return [node for node, phase in phases.items() if phase is NodePhase.READY]
 
-    def limit(self) -> int:
-        policy, target = self.sim.policy, self.sim.store.target
-        return min(max(target.nodes, policy.min_nodes), policy.max_nodes) if target else policy.max_nodes
+    def sizes(self) -> list[int]:
+        """Allowed sizes, found without the code under test."""
+        policy = self.sim.policy
+        listed, step = policy.sizes.listed, policy.sizes.multiple_of
+        bounds = range(policy.min_nodes, policy.max_nodes + 1)
+        return [size for size in bounds if size % step == 0 and (not listed or size in listed)]
+
+    def wanted(self) -> int:
+        """Members that the run must have once all is quiet."""
+        target, ready = self.sim.store.target, len(self.ready())
+        most = max(target.nodes, self.sizes()[0]) if target else self.sim.policy.max_nodes
+        return max(size for size in self.sizes() if size <= min(most, ready))
 
     def story(self) -> str:
         entries = [
@@ -123,6 +134,7 @@ class Faults(RunMachine):
 
     @initialize(
         bounds=st.tuples(st.integers(1, 3), st.integers(0, 3)),
+        sizes=st.sampled_from(SIZES),
         restarts=st.integers(0, 3),
         seed=st.integers(0, 1_000),
         nodes=st.integers(0, 5),
@@ -132,13 +144,17 @@ class Faults(RunMachine):
     def start(
         self,
         bounds: tuple[int, int],
+        sizes: AllowedSizes,
         restarts: int,
         seed: int,
         nodes: int,
         elastic: bool,
         is_formed: bool,
     ) -> None:
-        policy = replace(POLICY, min_nodes=bounds[0], max_nodes=bounds[0] + bounds[1], max_restarts=restarts)
+        least, most = bounds[0], bounds[0] + bounds[1]
+        is_possible = least <= sizes.largest_within(most)
+        policy = replace(POLICY, min_nodes=least, max_nodes=most, max_restarts=restarts)
+        policy = replace(policy, sizes=sizes if is_possible else ALL_SIZES)
         self.begin(policy, seed, nodes, elastic)
         self.pass_time(4.0 if is_formed else 0.0)
 
@@ -263,7 +279,7 @@ class Faults(RunMachine):
         note(self.story())
         if sim.closed is not None:
             self.check_outcome()
-        elif len(self.ready()) < sim.policy.min_nodes or not self.living():
+        elif len(self.ready()) < self.sizes()[0] or not self.living():
             self.check_patience()
         else:
             self.check_training()
@@ -285,7 +301,7 @@ class Faults(RunMachine):
 
     def check_training(self) -> None:
         sim = self.sim
-        wanted = min(self.limit(), len(self.ready()))
+        wanted = self.wanted()
         self.require("L1", not self.was_stopped, "a stop did not end the run")
         self.require("L1", len(sim.members) == wanted, f"{len(sim.members)} of {wanted} members")
         self.require("L3", set(sim.members) <= set(self.ready()), "a member is lost")

@@ -1,0 +1,102 @@
+"""The agent's machine: workers that fail, and what is told of them."""
+
+import pytest
+
+from elastic_core.agent.events import (
+    AgentStarted,
+    Exit,
+    NodeStatus,
+    NodeUnfit,
+    Registered,
+    ReplaceWorker,
+    ReportFailure,
+    StopWorkers,
+    WorkersStopped,
+    WriteStatus,
+)
+from elastic_core.agent.table import AgentState
+from elastic_core.model.node import NodePhase
+from tests.elastic_core.agent.scenes import (
+    ME,
+    Scene,
+    broke,
+    elastic,
+    ended,
+    failure_in,
+    progressed,
+    published,
+    raised,
+    scene,
+    statuses,
+    torchrun,
+)
+
+
+@scene
+def test_a_broken_collective_is_reported_once_a_generation() -> None:
+    broken = elastic(published(1), slots=1).tell(broke(1, step=7), broke(1))
+    assert broken.acts == [
+        WriteStatus(status=NodeStatus(phase=NodePhase.READY, generation=1, broken=1, step=7))
+    ]
+
+
+@pytest.mark.case("W02")
+@scene
+def test_a_killed_worker_of_the_elastic_api_is_reported_and_replaced_at_once() -> None:
+    failed = elastic(published(1), progressed(1, 10)).tell(ended(-9))
+    failure = failure_in(failed)
+    assert failure.headline() == (
+        "rank 0 on node a.1: died by signal 9 (SIGKILL), possibly out of memory after step 10"
+    )
+    assert (failure.exit_code, failure.consequence, failure.generation) == (137, False, 1)
+    assert statuses(failed) == [NodeStatus(phase=NodePhase.WARMING, generation=1, failed=1, step=10)]
+    assert failed.acts[-1] == ReplaceWorker(local_rank=0)
+
+
+@scene
+def test_what_a_worker_says_of_its_failure_is_reported_before_its_process_ends_and_only_once() -> None:
+    failed = elastic(published(1, first_rank=1)).tell(raised(), ended(1))
+    assert failure_in(failed).headline() == ("rank 1 on node a.1: ValueError: bad label 7 at train.py:12")
+    assert failed.acts[-1] == ReplaceWorker(local_rank=0)
+    assert failed.state is AgentState.WARMING
+
+
+@scene
+def test_a_failed_worker_of_the_torchrun_contract_ends_its_local_peers() -> None:
+    failed = torchrun(published(1, slots=2), slots=2).tell(ended(3, 1))
+    assert failure_in(failed).exit_code == 3
+    assert failed.acts[-1] == StopWorkers(grace=30.0)
+    assert statuses(failed) == [NodeStatus(phase=NodePhase.READY, generation=1, failed=1)]
+    assert failed.tell(ended(-15, 0), WorkersStopped()).state is AgentState.STANDBY
+    assert len([command for command in failed.commands if isinstance(command, ReportFailure)]) == 1
+
+
+@scene
+def test_the_root_cause_replaces_a_consequence_that_was_reported_first() -> None:
+    failing = torchrun(published(1, slots=2), slots=2).tell(raised(1, consequence=True))
+    assert failure_in(failing).consequence
+    failing.commands = []
+    failing.tell(ended(-9, 0))
+    assert failure_in(failing).message == "died by signal 9 (SIGKILL), possibly out of memory"
+    failing = torchrun(published(1, slots=2), slots=2).after([raised(1, consequence=True)])
+    assert failure_in(failing.tell(raised(0))).message == "ValueError: bad label 7"
+
+
+@scene
+def test_what_follows_from_a_reported_root_cause_is_not_reported() -> None:
+    failing = torchrun(published(1, slots=2), slots=2).after([raised(1)])
+    assert failing.tell(raised(0), ended(1, 1), ended(1, 0)).acts == []
+
+
+def test_a_worker_that_was_killed_after_its_grace_is_a_consequence() -> None:
+    failing = torchrun(published(1, slots=2), slots=2).after([raised(1, consequence=True)])
+    assert failing.wait(31).tell(ended(-9, 0)).acts == []
+
+
+@scene
+def test_an_unreadable_program_ends_only_this_node() -> None:
+    for state in (torchrun(published(1)), torchrun(), Scene("elastic").tell(AgentStarted())):
+        unfit = state.tell(NodeUnfit(reason="script 'x.py' cannot be read"), WorkersStopped())
+        assert unfit.acts[-1] == Exit(code=1, reason="script 'x.py' cannot be read")
+    warming = Scene("elastic").after([AgentStarted(), Registered(node_id=ME)])
+    assert warming.tell(NodeUnfit(reason="script")).state is AgentState.LEAVING

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from elastic_core.errors import RefusedInput
+from elastic_core.store.endpoint import parse_endpoints
 from elastic_core.trainer.classy.legacy import is_classy_train, read_command
 from tasks.importers.draft import Draft
 from tasks.importers.launcher import Launch
@@ -42,7 +43,8 @@ def apply_launch(
         if seconds < least:
             draft.say(f"{place} --rdzv-conf", f"{name} {seconds:g} becomes {least:g}, the least there is")
         draft.set(f"timeouts.{name}", max(seconds, least))
-    tell_rendezvous(draft, launch.backend, launch.endpoint, place)
+    if "etcd" not in draft.job:
+        tell_rendezvous(draft, launch.backend, launch.endpoint, place)
     for flag, why in launch.ignored.items():
         draft.say(place, f"{flag} is dropped: {why}")
     if "name" not in draft.job:
@@ -53,18 +55,36 @@ def apply_launch(
 
 
 def tell_rendezvous(draft: Draft, backend: str, endpoint: str, place: str) -> None:
-    """Say what became of the rendezvous: each run has an etcd of its own."""
-    if backend and backend not in _ETCD_BACKENDS:
+    """Keep the etcd that a rendezvous names; another backend is replaced by the run's own etcd.
+
+    Raises:
+        RefusedInput: The etcd's endpoint is none.
+    """
+    if backend in _ETCD_BACKENDS:
+        if backend != "etcd3":
+            draft.say(place, f"rendezvous {backend!r} is replaced by etcd v3")
+        if endpoint:
+            _keep_etcd(draft, endpoint, place)
+        return
+    if backend:
         draft.say(place, f"rendezvous {backend!r} is replaced by etcd v3, which the run brings along")
-    elif backend in ("etcd", "etcd-v2"):
-        draft.say(place, f"rendezvous {backend!r} is replaced by etcd v3")
     if endpoint:
-        draft.drop(
-            place,
-            endpoint,
-            "a run brings its own etcd; for one that is there, start agents by hand: "
-            f"elastic-agent --rdzv-endpoint={endpoint} …",
-        )
+        draft.drop(place, endpoint, "a run brings its own etcd; etcd.endpoints names one that is there")
+
+
+def _keep_etcd(draft: Draft, endpoint: str, place: str) -> None:
+    try:
+        members = ",".join(map(str, parse_endpoints(endpoint)))
+    except RefusedInput as refusal:
+        raise RefusedInput(
+            [f"{draft.origin}: {place}: {problem}" for problem in refusal.problems]
+        ) from refusal
+    draft.set("etcd.endpoints", members)
+    draft.say(
+        place,
+        f"the etcd at {members} is kept: flow and nodes must reach it by v3; "
+        "without the key `etcd` a run brings its own",
+    )
 
 
 def ask_gpus(draft: Draft, count: int, place: str, *, has_gpu: bool) -> None:

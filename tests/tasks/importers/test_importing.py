@@ -36,6 +36,11 @@ def warned(imported: Imported, *words: str) -> bool:
     return any(all(word in line for word in words) for line in imported.warnings)
 
 
+def bounds(imported: Imported) -> tuple[int, int, int]:
+    nodes = imported.job.nodes
+    return nodes.min, nodes.target, nodes.max
+
+
 def aws(imported: Imported) -> AwsPool:
     assert isinstance(imported.job.pool, AwsPool)
     return imported.job.pool
@@ -59,7 +64,7 @@ def test_petctls_specs_become_a_job_for_aws_and_what_the_base_has_is_told() -> N
     command = shlex.split("petctl run_job --size 2 --min_size 1 --max_size 3 --name mine train.py --lr 0.1")
     imported = read(files.petctl_specs(), *command)
     assert imported.job.name == "mine"
-    assert imported.job.nodes.model_dump() == {"min": 1, "target": 2, "max": 3}
+    assert bounds(imported) == (1, 2, 3)
     assert aws(imported).instance_types == ("p3.2xlarge",)
     assert aws(imported).market == "on-demand"
     assert (script(imported).script, script(imported).args) == ("train.py", ("--lr", "0.1"))
@@ -158,7 +163,8 @@ def test_what_the_operator_dropped_in_silence_is_told() -> None:
         imported, "spec.ttlSecondsAfterFinished (line 10): 10 is dropped", "as soon as the run ends"
     )
     assert warned(imported, "metadata.namespace (line 5)", "'elastic-job'")
-    assert warned(imported, "spec.rdzvEndpoint (line 7)", "'etcd0.elastic-job:2379'")
+    assert imported.job.etcd.endpoints == "etcd0.elastic-job:2379"
+    assert warned(imported, "spec.rdzvEndpoint (line 7)", "etcd0.elastic-job:2379 is kept")
 
 
 def test_a_key_that_nobody_knows_is_never_dropped_in_silence() -> None:
@@ -182,7 +188,7 @@ LAUNCH = ("python", "-m", "torch.distributed.run")
 @pytest.mark.case("F06")
 def test_c10d_of_a_pytorch_job_is_replaced_by_etcd() -> None:
     imported = read(files.pytorch_job(ELASTIC, *LAUNCH, "--rdzv_backend=c10d", "./echo.py"))
-    assert imported.job.nodes.model_dump() == {"min": 1, "target": 2, "max": 2}
+    assert bounds(imported) == (1, 2, 2)
     assert imported.job.max_restarts == 100
     assert script(imported).script == "./echo.py"
     assert warned(imported, "spec.elasticPolicy", "'c10d' is replaced by etcd v3")
@@ -195,7 +201,7 @@ def test_the_autoscaler_of_a_pytorch_job_is_told_to_be_ignored() -> None:
     policy = {**ELASTIC, "maxReplicas": 3, "metrics": [cpu]}
     text = files.pytorch_job(policy, *LAUNCH, "main.py", "--epochs=1", restartPolicy="OnFailure")
     imported = read(text)
-    assert imported.job.nodes.model_dump() == {"min": 1, "target": 2, "max": 3}
+    assert bounds(imported) == (1, 2, 3)
     assert docker(imported).cpus == 4
     assert docker(imported).gpus == 0
     assert warned(imported, "spec.elasticPolicy.metrics", "follows nodes.target")
@@ -204,11 +210,15 @@ def test_the_autoscaler_of_a_pytorch_job_is_told_to_be_ignored() -> None:
 
 
 @pytest.mark.case("F08")
-def test_an_etcd_of_a_pytorch_job_is_named_with_the_way_to_keep_it() -> None:
+def test_an_etcd_of_a_pytorch_job_is_kept() -> None:
     policy = {"rdzvBackend": "etcd", "rdzvHost": "etcd", "rdzvPort": 2379, "minReplicas": 2, "maxReplicas": 3}
     imported = read(files.pytorch_job(policy, *LAUNCH, "main.py"))
-    assert imported.job.nodes.model_dump() == {"min": 2, "target": 2, "max": 3}
-    assert warned(imported, "spec.elasticPolicy", "elastic-agent --rdzv-endpoint=etcd:2379")
+    assert bounds(imported) == (2, 2, 3)
+    assert imported.job.etcd.endpoints == "etcd:2379"
+    assert warned(imported, "spec.elasticPolicy", "etcd:2379 is kept")
+    policy["rdzvHost"] = "http://etcd"
+    (problem,) = refusal(files.pytorch_job(policy, *LAUNCH, "main.py"))
+    assert "'http://etcd:2379': has a scheme; write host:port" in problem
 
 
 # ---- DLRover ------------------------------------------------------------------------------------
@@ -222,7 +232,7 @@ def test_a_shell_string_that_calls_dlrover_is_understood() -> None:
             "--rdzv_conf pend_timeout=600 examples/cnn_train.py --num_epochs 2"
         )
     )
-    assert imported.job.nodes.model_dump() == {"min": 3, "target": 4, "max": 4}
+    assert bounds(imported) == (3, 4, 4)
     assert (imported.job.workers_per_node, imported.job.max_restarts) == (2, 3)
     assert imported.job.timeouts.join == 600
     assert (docker(imported).cpus, docker(imported).memory_gib) == (1, 2)
@@ -321,7 +331,7 @@ def test_an_expression_in_a_checkpoint_folder_is_refused_and_many_epochs_are_not
 @pytest.mark.case("F16")
 def test_a_compose_file_is_read_with_its_abbreviated_flag_and_no_port() -> None:
     imported = read(files.COMPOSE)
-    assert imported.job.nodes.model_dump() == {"min": 1, "target": 1, "max": 1}
+    assert bounds(imported) == (1, 1, 1)
     assert imported.job.workers_per_node == 2
     assert docker(imported).shm_gib == 2
     (mount,) = docker(imported).mounts
@@ -335,7 +345,7 @@ def test_a_compose_file_is_read_with_its_abbreviated_flag_and_no_port() -> None:
 def test_a_skypilot_task_becomes_a_job_for_aws() -> None:
     imported = read(files.SKYPILOT)
     assert imported.job.name == "mingpt-ddp"
-    assert imported.job.nodes.model_dump() == {"min": 1, "target": 2, "max": 2}
+    assert bounds(imported) == (1, 2, 2)
     assert imported.job.workers_per_node == 2
     assert aws(imported).instance_types == ("g6.12xlarge",)
     assert (script(imported).script, script(imported).args) == ("examples/mingpt/main.py", ("--lr", "0.1"))

@@ -27,6 +27,9 @@ AGENT_SOCKET: Final = "ELASTIC_AGENT_SOCKET"
 WORKER_LAUNCH: Final = "ELASTIC_WORKER_LAUNCH"
 """Environment variable: what a worker says first, so that the agent knows which launch it is."""
 
+SNAPSHOT_MEMORY: Final = "ELASTIC_SNAPSHOT_MEMORY"
+"""Environment variable: two descriptors of memory that outlives a worker, with a comma between them."""
+
 MAX_LINE: Final = 1 << 20
 """Bytes of a line, its end included. Failures are bounded to a few KiB; nothing comes near."""
 

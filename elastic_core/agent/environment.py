@@ -72,6 +72,7 @@ def worker_environment(
     rank, world = str(assignment.first_rank + local_rank), str(generation.world_size)
     return {
         **own,
+        "ELASTIC_GENERATION": str(generation.number),
         "RANK": rank,
         "WORLD_SIZE": world,
         "GROUP_RANK": str(assignment.group_rank),

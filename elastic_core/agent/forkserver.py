@@ -34,7 +34,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ from elastic_core.agent.process import (
     write_launch,
 )
 from elastic_core.agent.runner import find_modules_of, run
-from elastic_core.channel import WORKER_LAUNCH, LineBuffer
+from elastic_core.channel import SNAPSHOT_MEMORY, WORKER_LAUNCH, LineBuffer
 
 _CLOSE_S: Final = 2.0
 """Seconds in which killed processes must have ended; only a broken kernel or disk takes longer."""
@@ -153,6 +153,8 @@ class ForkServer:
         self._workers: dict[int, int] = {}
         self._doomed: set[int] = set()
         """Launch number of each living worker, by process id."""
+        self._snapshots: dict[int, tuple[int, int]] = {}
+        """Memory for the snapshots of each local rank; it outlives workers and ends with this process."""
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def warm(self) -> Warmth:
@@ -235,6 +237,7 @@ class ForkServer:
         return None
 
     def _launch(self, launch: Launch, warmth: Warmth) -> Launch | None:
+        launch = self._with_memory(launch)
         try:
             process = os.fork() if warmth.forks else _spawn(launch)
         except OSError as error:
@@ -245,6 +248,15 @@ class ForkServer:
         self._workers[process] = launch.number
         self._report({"started": launch.number, "pid": process})
         return None
+
+    def _with_memory(self, launch: Launch) -> Launch:
+        """Return the launch with its local rank's memory, which takes no page before it is written to."""
+        memory = self._snapshots.get(launch.local_rank)
+        if memory is None:
+            memory = _memory_file(), _memory_file()
+            self._snapshots[launch.local_rank] = memory
+        named = {SNAPSHOT_MEMORY: ",".join(map(str, memory))}
+        return replace(launch, environment={**launch.environment, **named})
 
     def _reap(self) -> None:
         """Reap all dead children, report the workers among them, and end what they left behind."""
@@ -278,6 +290,12 @@ class ForkServer:
                 if os.getsid(process) not in self._workers and _launch_of(process) not in launches:
                     os.kill(process, signal.SIGKILL)
                     self._doomed.add(process)
+
+
+def _memory_file() -> int:
+    descriptor = os.memfd_create("snapshot", 0)
+    os.set_inheritable(descriptor, True)
+    return descriptor
 
 
 def _spawn(launch: Launch) -> int:

@@ -145,6 +145,11 @@ class CheckpointDirectory:
                 self._set_aside(name, str(damage))
         return None
 
+    def newest_attempt(self) -> int:
+        """Return the highest attempt that ever claimed this directory or wrote to it, 0 if none did."""
+        written = (_order(name)[0] for name in self._names())
+        return max([*written, *(claim.attempt for claim in self._claims())], default=0)
+
     def _names(self) -> list[str]:
         """Return all checkpoints' names, newest first."""
         names = [name for name in _listing(self.path) if _NAME.match(name)]

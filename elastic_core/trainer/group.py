@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from elastic_core.errors import ElasticError
+from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.trainer.meeting import Meeting, MeetingFailed
 from elastic_core.trainer.order import shards_of
 from elastic_core.trainer.snapshot import Layout, put_together, take_apart
@@ -110,6 +110,23 @@ class Group:
         self._kept: tuple[object, ...] = ()
         """What a collective that broke may still refer to."""
         self._open = False
+
+    @classmethod
+    def of_program(cls, generation: int, *, world_size: int) -> Self:
+        """Return this worker's end of the group that the program formed itself, and ends itself.
+
+        Raises:
+            RefusedInput: There are several workers and no group.
+        """
+        if not dist.is_initialized():
+            if world_size > 1:
+                raise RefusedInput(
+                    [f"there are {world_size} workers: call torch.distributed.init_process_group() before"]
+                )
+            return cls(Seat(generation=generation, rank=0, world_size=1, host="", port=0))
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        seat = Seat(generation=generation, rank=rank, world_size=world_size, host="", port=0)
+        return cls(seat, backend="gloo" if "gloo" in dist.get_backend() else "nccl")
 
     @property
     def rank(self) -> int:

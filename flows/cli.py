@@ -17,11 +17,12 @@ import typer
 
 from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.exits import ExitCode
-from elastic_core.model.job import JobSpec
+from elastic_core.model.job import AwsPool, JobSpec
 from elastic_core.model.job_file import parse_job, read_mapping
 from tasks import prefect_server
 from tasks.overrides import apply_overrides
 from tasks.prefect_server import HOME
+from tasks.reconcile import Scope
 from tasks.runs import RUNS, NoSuchRun
 
 app = typer.Typer(
@@ -132,6 +133,39 @@ def stop(run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsD
     request_stop(run, runs)
 
 
+@app.command()
+def reconcile(
+    apply: Annotated[bool, typer.Option("--apply", help="End what no run owns; else only tell.")] = False,
+    abandoned_after: Annotated[
+        float, typer.Option(help="A run that no flow drives for so many seconds is given up.", min=0)
+    ] = 3600,
+    docker: Annotated[bool, typer.Option(help="Look at this machine's Docker engine too.")] = True,
+    aws: Annotated[
+        list[str] | None, typer.Option(metavar="CLUSTER@REGION", help="Look at a cluster's instances too.")
+    ] = None,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Find what no run owns any more: processes, containers, networks, instances."""
+    from flows.upkeep import reconcile_here
+
+    raise typer.Exit(reconcile_here(_scope(runs, docker, aws), apply=apply, abandoned_after=abandoned_after))
+
+
+@app.command()
+def teardown(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    docker: Annotated[bool, typer.Option(help="Look at this machine's Docker engine too.")] = True,
+    aws: Annotated[
+        list[str] | None, typer.Option(metavar="CLUSTER@REGION", help="Look at a cluster's instances too.")
+    ] = None,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """End everything that a run has, in every pool; its directory stays, and it can go on later."""
+    from flows.upkeep import teardown_here
+
+    raise typer.Exit(teardown_here(run, _scope(runs, docker, aws)))
+
+
 @app.command(name="runs")
 def list_runs(runs: RunsDirectory = RUNS) -> None:
     """List all runs, the one worked on last first."""
@@ -166,6 +200,24 @@ def server_status() -> None:
         typer.echo("no Prefect server is running; start it with `make up`")
     else:
         typer.echo(f"{record.url}: {'healthy' if prefect_server.is_healthy(record) else 'starting'}")
+
+
+def _scope(runs: Path, docker: bool, aws: list[str] | None) -> Scope:
+    """Return where to look.
+
+    Raises:
+        RefusedInput: A cluster is not written as `CLUSTER@REGION`.
+    """
+    from pydantic import ValidationError
+
+    pools = []
+    for text in aws or ():
+        cluster, _, region = text.partition("@")
+        try:
+            pools.append(AwsPool(cluster=cluster, region=region))
+        except ValidationError as error:
+            raise RefusedInput([f"--aws {text!r}: write CLUSTER@REGION, as in elastic@us-west-2"]) from error
+    return Scope(runs=str(runs), docker=docker, aws=tuple(pools))
 
 
 def _good_job(job_file: Path, settings: list[str] | None) -> JobSpec:

@@ -39,15 +39,27 @@ def show_status(run: str, root: Path) -> None:
     """
     directory = find_run(root, run)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"run {directory.run}: {_state(directory, root)}, attempt {directory.attempt()}")
     seen = _seen(directory)
-    if seen.progress is not None:
-        console.print("  ".join(f"{name} {value}" for name, value in figures(seen.progress)))
-    console.print(_nodes_table(provider_of(directory.job().pool, root).list_nodes(directory.run), seen))
+    console.print(_summary(directory, root, seen))
+    nodes = provider_of(directory.job().pool, root).list_nodes(directory.run)
+    console.print(_nodes_table(_rows(nodes, seen)))
     if _state(directory, root) == "unfinished":
         console.print("no flow drives it: the same `train` command goes on with it")
     if directory.report_file.exists():
         console.print(f"report: {directory.report_file}")
+
+
+def summary_of(run: str, runs: str) -> tuple[RunDirectory, str]:
+    """Return a run and where it stands, in one sentence. Raises NoSuchRun."""
+    root = Path(runs)
+    directory = find_run(root, run)
+    return directory, _summary(directory, root, _seen(directory)).replace("\n", "; ")
+
+
+def rows_of(directory: RunDirectory) -> list[dict[str, str]]:
+    """Return the table of a run's nodes."""
+    pool, root = directory.job().pool, directory.path.parent
+    return _rows(provider_of(pool, root).list_nodes(directory.run), _seen(directory))
 
 
 def request_stop(run: str, root: Path) -> None:
@@ -89,21 +101,32 @@ def _state(directory: RunDirectory, root: Path) -> str:
     return "unfinished"
 
 
-def _nodes_table(instances: Sequence[Instance], seen: Observation) -> Table:
-    members = {member.node_id for entry in seen.history[-1:] for member in entry.members}
-    records = {instance_of(record.node_id): record for record in seen.nodes}
+def _summary(directory: RunDirectory, root: Path, seen: Observation) -> str:
+    said = f"run {directory.run}: {_state(directory, root)}, attempt {directory.attempt()}"
+    if seen.progress is None:
+        return said
+    return "\n".join((said, "  ".join(f"{name} {value}" for name, value in figures(seen.progress))))
+
+
+def _nodes_table(rows: Sequence[dict[str, str]]) -> Table:
     table = Table("node", "state", "phase", "trains", "detail")
-    for instance in instances:
-        table.add_row(*_row(instance, records.get(instance.name), members))
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
-def _row(instance: Instance, record: NodeRecord | None, members: set[NodeId]) -> tuple[str, ...]:
+def _rows(instances: Sequence[Instance], seen: Observation) -> list[dict[str, str]]:
+    members = {member.node_id for entry in seen.history[-1:] for member in entry.members}
+    records = {instance_of(record.node_id): record for record in seen.nodes}
+    return [_row(instance, records.get(instance.name), members) for instance in instances]
+
+
+def _row(instance: Instance, record: NodeRecord | None, members: set[NodeId]) -> dict[str, str]:
     code = "" if instance.exit_code is None else f"exit {instance.exit_code}"
-    return (
-        instance.name,
-        instance.state,
-        record.phase if record else "",
-        "yes" if record and record.node_id in members else "",
-        instance.detail or code,
-    )
+    return {
+        "node": instance.name,
+        "state": str(instance.state),
+        "phase": str(record.phase) if record else "",
+        "trains": "yes" if record and record.node_id in members else "",
+        "detail": instance.detail or code or (record.notice if record else ""),
+    }

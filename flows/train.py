@@ -99,6 +99,7 @@ def _drive(
     began_at = time.time()
 
     def show(observation: Observation) -> None:
+        cluster.attempt.directory.note_driven()
         side.show(RunSnapshot(attempt=cluster.attempt, began_at=began_at, observation=observation))
 
     with (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -130,3 +131,63 @@ class Ownership:
         self._created = Created(self._keys.owner, created)
         self._renewal = self._store.keep_alive(self._lease, TTL_S)
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What is known of the run that something belongs to.
+
+    Attributes:
+        is_known: Its directory is among the runs here.
+        is_driven: A living flow drives it.
+        outcome: How it ended, "" while it is unfinished.
+        unattended_s: Since when no flow drives it.
+    """
+
+    is_known: bool
+    is_driven: bool = False
+    outcome: str = ""
+    unattended_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether nobody owns a thing any more, and why."""
+
+    is_orphan: bool
+    reason: str
+
+
+def judge(claim: Claim, *, abandoned_after_s: float, has_expired: bool, is_foreign: bool) -> Verdict:
+    """Say whether anybody still owns what belongs to a run. Pure.
+
+    Nodes of an unfinished run train on without a flow, and the next start adopts them: they are
+    orphans only when nobody came for long enough.
+
+    Args:
+        claim: What is known of the run.
+        abandoned_after_s: Seconds without a flow after which a run counts as given up.
+        has_expired: The thing's own time is over.
+        is_foreign: Somebody else may own it though its run is not known here.
+    """
+    if claim.is_driven:
+        return Verdict(is_orphan=False, reason="a flow drives its run")
+    if has_expired:
+        return Verdict(is_orphan=True, reason="its time is over")
+    if not claim.is_known:
+        if is_foreign:
+            return Verdict(is_orphan=False, reason="its run is not known here: another machine's")
+        return Verdict(is_orphan=True, reason="its run's directory is gone")
+    if claim.outcome:
+        return Verdict(is_orphan=True, reason=f"its run ended: {claim.outcome}")
+    alone = f"no flow drives its run since {_duration(claim.unattended_s)}"
+    if claim.unattended_s >= abandoned_after_s:
+        return Verdict(is_orphan=True, reason=alone)
+    return Verdict(is_orphan=False, reason=f"{alone}; a start adopts it, kept {_duration(abandoned_after_s)}")
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"

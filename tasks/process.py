@@ -127,17 +127,36 @@ def with_argument(argument: str) -> list[ProcessIdentity]:
     return _found_in("cmdline", argument)
 
 
-def _found_in(file: str, text: str) -> list[ProcessIdentity]:
-    """Return the processes whose null-separated file in /proc has `text` as one of its parts."""
+def marked(variable: str) -> list[tuple[ProcessIdentity, str]]:
+    """Return all running processes whose environment at exec holds a variable, each with its value."""
+    return _starting_with("environ", f"{variable}=")
+
+
+def with_argument_below(path: Path) -> list[tuple[ProcessIdentity, str]]:
+    """Return all running processes that were given a path below this one, each with the rest of it."""
+    return _starting_with("cmdline", f"{path}/")
+
+
+def _starting_with(file: str, prefix: str) -> list[tuple[ProcessIdentity, str]]:
     found = []
     for pid in _pids():
-        try:
-            parts = (_PROC / str(pid) / file).read_bytes().split(b"\0")
-        except OSError:  # it ended, or belongs to somebody else
-            continue
-        if text.encode() in parts and (process := identify(pid)) is not None:
-            found.append(process)
+        rest = [part.removeprefix(prefix) for part in _parts(pid, file) if part.startswith(prefix)]
+        if rest and (process := identify(pid)) is not None:
+            found.append((process, rest[0]))
     return found
+
+
+def _found_in(file: str, text: str) -> list[ProcessIdentity]:
+    """Return the processes whose null-separated file in /proc has `text` as one of its parts."""
+    found = (identify(pid) for pid in _pids() if text in _parts(pid, file))
+    return [process for process in found if process is not None]
+
+
+def _parts(pid: int, file: str) -> list[str]:
+    try:
+        return (_PROC / str(pid) / file).read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:  # it ended, or belongs to somebody else
+        return []
 
 
 def _pids() -> Iterator[int]:

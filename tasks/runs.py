@@ -2,6 +2,7 @@
 
 <runs>/<run>/job.json      the job as it was started
 <runs>/<run>/attempt       how often it was launched; first part of the fence token
+<runs>/<run>/driven        touched by the flow that drives it: when one did last
 <runs>/<run>/report.json   how it ended; without it, or without success, the run is unfinished
 <runs>/.jobs/<job>.lock    held by the flow that drives the job, with the run's id in it
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +90,16 @@ class RunDirectory:
         self.report_file.unlink(missing_ok=True)
         _write(self.path / "marks.json", json.dumps({"started_at": now}))
         return number
+
+    def note_driven(self) -> None:
+        """Note that a flow drives the run now."""
+        (self.path / "driven").touch()
+
+    def driven_at(self) -> float:
+        """Return when a flow drove the run last, in wall-clock seconds of this machine."""
+        with suppress(FileNotFoundError):
+            return (self.path / "driven").stat().st_mtime
+        return self.job_file.stat().st_mtime
 
     def mark(self, name: str, *, now: float) -> None:
         """Note when something of this attempt happened for the first time: a field of `RunMarks`."""
@@ -214,6 +225,7 @@ def job_lock(root: Path, job: str) -> Iterator[JobLock]:
         except BlockingIOError:
             lock.seek(0)
             raise AlreadyRunning(job, lock.read().strip()) from None
+        lock.truncate(0)  # which run it will be is not known yet
         yield JobLock(lock)
 
 
@@ -224,6 +236,15 @@ def is_driven(root: Path, job: str) -> bool:
             return False
     except AlreadyRunning:
         return True
+
+
+def driven_run(root: Path, job: str) -> str | None:
+    """Return the run of a job that a flow drives now, "" while it chooses one; None if no flow drives."""
+    try:
+        with job_lock(root, job):
+            return None
+    except AlreadyRunning as running:
+        return running.run
 
 
 def _named_run(root: Path, job: JobSpec, run_id: str) -> RunDirectory:

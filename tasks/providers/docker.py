@@ -27,7 +27,7 @@ from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import DockerPool
 from tasks.providers import docker_engine as engine
-from tasks.providers.docker_engine import NODE_LABEL, ROLE_LABEL, RUN_LABEL, TOKEN_LABEL, named
+from tasks.providers.docker_engine import NODE_LABEL, ROLE_LABEL, RUN_LABEL, RUNS_LABEL, TOKEN_LABEL, named
 from tasks.providers.docker_logs import LogFollowers
 
 NODE: Final = "node"
@@ -80,7 +80,7 @@ class DockerProvider:
         """Start containers; those that the token made before are returned as they are."""
         with named():
             engine.require_image(self._client, self._pool.image)
-            network = engine.network_of(self._client, request.run)
+            network = engine.network_of(self._client, request.run, self._runs)
             known = self._containers(request.run)
             mine = [c for c in known if c.labels.get(TOKEN_LABEL) == request.token]
             kept = self._kept(request.run)
@@ -180,6 +180,7 @@ class DockerProvider:
                     NODE_LABEL: node,
                     TOKEN_LABEL: request.token,
                     ROLE_LABEL: NODE,
+                    RUNS_LABEL: str(self._runs),
                 },
                 **engine.confined(),
                 **self._limits(),

@@ -26,6 +26,8 @@ RUN_LABEL: Final = "elastic.run"
 NODE_LABEL: Final = "elastic.node"
 TOKEN_LABEL: Final = "elastic.token"  # noqa: S105 (a label)
 ROLE_LABEL: Final = "elastic.role"
+RUNS_LABEL: Final = "elastic.runs"
+"""Directory of all runs' directories: an engine may serve several, and each looks after its own only."""
 
 USER: Final = 1000
 """Uid and gid inside the container where the flow itself runs as root."""
@@ -92,11 +94,11 @@ def check_image(client: Any, image: str) -> None:
             raise RefusedInput([_no_image(image, error)]) from error
 
 
-def network_of(client: Any, run: RunId) -> str:
+def network_of(client: Any, run: RunId, runs: Path) -> str:
     """Return the name of the run's private network, made if there is none."""
     name = f"elastic-{run}"
     if not client.networks.list(names=[f"^{name}$"]):
-        client.networks.create(name, driver="bridge", labels={RUN_LABEL: run})
+        client.networks.create(name, driver="bridge", labels={RUN_LABEL: run, RUNS_LABEL: str(runs)})
     return name
 
 

@@ -21,7 +21,7 @@ from elastic_core.store.endpoint import DEFAULT_PORT, Endpoint
 from elastic_core.store.server import EtcdOptions, free_port, is_healthy, last_words, upkeep_flags
 from tasks.etcd import NoEtcd
 from tasks.providers import docker_engine as engine
-from tasks.providers.docker_engine import ROLE_LABEL, RUN_LABEL, named
+from tasks.providers.docker_engine import ROLE_LABEL, RUN_LABEL, RUNS_LABEL, named
 from tasks.runs import RunDirectory
 
 ETCD: Final = "etcd"
@@ -136,7 +136,8 @@ class EtcdContainer:
     def _create(self, record: EtcdContainerRecord) -> Any:
         home = self._directory.path.absolute() / f"etcd-{record.attempt}"
         (home / "data").mkdir(parents=True, exist_ok=True, mode=0o700)  # etcd insists on the mode
-        network = engine.network_of(self._client, self._directory.run)
+        runs = self._directory.path.absolute().parent
+        network = engine.network_of(self._client, self._directory.run, runs)
         return self._client.containers.create(
             self._pool.image,
             _flags(home),
@@ -146,7 +147,7 @@ class EtcdContainer:
             network=network,
             networking_config={network: EndpointConfig(self._client.api.api_version, aliases=[ETCD])},
             ports={f"{DEFAULT_PORT}/tcp": (LOOPBACK, record.port)},
-            labels={RUN_LABEL: self._directory.run, ROLE_LABEL: ETCD},
+            labels={RUN_LABEL: self._directory.run, ROLE_LABEL: ETCD, RUNS_LABEL: str(runs)},
             healthcheck={"test": ["NONE"]},  # the image's own is the agent's
             mounts=[engine.same_path(home)],
             user=engine.user_for(home),

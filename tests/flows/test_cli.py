@@ -131,12 +131,29 @@ def test_an_etcd_that_is_not_there_is_told_before_anything_is_made(
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["status", "stop"])
+@pytest.mark.case("L08")
+@pytest.mark.parametrize("command", ["status", "stop", "teardown"])
 def test_an_unknown_run_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert run(monkeypatch, command, "nojob") == 3
     assert lines(capsys) == ["no such run nojob"]
+
+
+def test_a_cluster_is_named_with_its_region(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "reconcile", "--no-docker", "--aws", "elastic") == 2
+    assert lines(capsys) == ["--aws 'elastic': write CLUSTER@REGION, as in elastic@us-west-2"]
+
+
+def test_where_nothing_was_ever_started_nothing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(tmp_path.rglob("*"))
+    assert run(monkeypatch, "reconcile", "--no-docker") == 0
+    assert capsys.readouterr().out == "0 found, 0 without an owner\n"
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_a_port_in_use_is_refused_in_one_line(

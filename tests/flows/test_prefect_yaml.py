@@ -47,7 +47,10 @@ def project() -> dict[str, Any]:
 
 def test_every_key_is_known() -> None:
     assert [deployment.name for deployment in ProjectFile.model_validate(project()).deployments] == [
-        "elastic-train"
+        "elastic-train",
+        "elastic-reconcile",
+        "elastic-teardown",
+        "elastic-status",
     ]
 
 
@@ -71,6 +74,21 @@ def test_the_bare_deployment_run_is_accepted_because_no_parameter_is_required() 
     schema = parameter_schema(elastic_train)
     assert not schema.required
     assert "required" not in schema.definitions["JobSpec"]
+
+
+def test_no_schedule_says_whether_it_is_active_and_each_has_a_slug() -> None:
+    schedules = [one for deployment in project()["deployments"] for one in deployment.get("schedules", ())]
+    assert [sorted(schedule) for schedule in schedules] == [["interval", "parameters", "slug"]]
+
+
+def test_only_a_teardown_must_be_told_what_to_work_on() -> None:
+    from flows.reconcile import elastic_reconcile, elastic_status, elastic_teardown
+
+    flows = (elastic_reconcile, elastic_status, elastic_teardown)
+    assert [parameter_schema(flow).required for flow in flows] == [[], [], ["run"]]
+    for flow in flows:
+        fields = parameter_schema(flow).properties.values()
+        assert all(field.get("description") for field in fields)
 
 
 def test_every_parameter_explains_itself_in_the_form() -> None:

@@ -84,7 +84,9 @@ def test_a_server_whose_starter_died_before_it_wrote_the_record_is_removed_too(
     EtcdContainer(directory, pool).start(1)
     (directory.path / "etcd-container.json").unlink()
     EtcdContainer(directory, pool).stop()
-    assert left_of(docker_client, directory.run) == [network_of(docker_client, directory.run)]
+    assert left_of(docker_client, directory.run) == [
+        network_of(docker_client, directory.run, directory.path.parent)
+    ]
 
 
 def test_nodes_reach_it_by_name_and_nobody_outside_this_machine_does(
@@ -95,7 +97,7 @@ def test_nodes_reach_it_by_name_and_nobody_outside_this_machine_does(
     published = config["HostConfig"]["PortBindings"]
     port = str(parse_endpoints(record.endpoint)[0].port)
     assert published == {"2379/tcp": [{"HostIp": "127.0.0.1", "HostPort": port}]}
-    network = network_of(docker_client, directory.run)
+    network = network_of(docker_client, directory.run, directory.path.parent)
     assert "etcd" in config["NetworkSettings"]["Networks"][network]["Aliases"]
     assert record.node_endpoint == "etcd:2379"
 

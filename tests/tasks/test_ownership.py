@@ -11,7 +11,7 @@ from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import Entry, Put
 from elastic_core.testing.memory_store import NO_ANSWER, Fault, MemoryServer, MemoryStore
 from tasks import ownership
-from tasks.ownership import Ownership
+from tasks.ownership import Claim, Ownership, Verdict, judge
 from tasks.runs import AlreadyRunning
 
 KEYS = RunKeys(RunId("digits-1"))
@@ -139,3 +139,38 @@ def test_what_somebody_wrote_first_is_not_overruled(server: MemoryServer) -> Non
     target = MemoryStore(server).read(KEYS.target)
     assert target is not None
     assert target.value == b"3"
+
+
+# ---- what belongs to nobody ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claim", "options", "is_orphan", "reason"),
+    [
+        (Claim(is_known=True, is_driven=True), {"has_expired": True}, False, "a flow drives its run"),
+        (Claim(is_known=True), {"has_expired": True}, True, "its time is over"),
+        (Claim(is_known=False), {}, True, "its run's directory is gone"),
+        (
+            Claim(is_known=False),
+            {"is_foreign": True},
+            False,
+            "its run is not known here: another machine's",
+        ),
+        (Claim(is_known=True, outcome="succeeded"), {}, True, "its run ended: succeeded"),
+        (
+            Claim(is_known=True, unattended_s=3600.0),
+            {},
+            True,
+            "no flow drives its run since 60 min",
+        ),
+        (
+            Claim(is_known=True, unattended_s=119.0),
+            {},
+            False,
+            "no flow drives its run since 119 s; a start adopts it, kept 60 min",
+        ),
+    ],
+)
+def test_who_owns_a_thing(claim: Claim, options: dict[str, bool], is_orphan: bool, reason: str) -> None:
+    asked = {"has_expired": False, "is_foreign": False, **options}
+    assert judge(claim, abandoned_after_s=3600.0, **asked) == Verdict(is_orphan=is_orphan, reason=reason)

@@ -1,0 +1,55 @@
+"""Orphaned instances are found by tag; what another machine may own is left alone."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic_core.model.job import JobSpec
+from tasks.providers.aws.place import AwsPlace
+from tasks.reconcile import Scope, reconcile, teardown
+from tasks.runs import RunDirectory
+from tests.tasks.emulator.account import Account, account, cloud
+from tests.tasks.providers.aws.test_provider import RUN, provider, wanted
+
+__all__ = ["account", "cloud"]
+
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
+
+
+def a_run(runs: Path) -> RunDirectory:
+    directory = RunDirectory(runs / RUN)
+    directory.path.mkdir(parents=True)
+    directory.begin_attempt(JobSpec(), now=time.time())
+    return directory
+
+
+def test_only_what_expired_or_what_a_run_here_gave_up_is_ended(account: Account, tmp_path: Path) -> None:
+    provider(account).launch(wanted(2))
+    scope = Scope(runs=str(tmp_path), local=False, docker=False, aws=(account.pool(),))
+    foreign = reconcile(scope, apply=True)
+    assert {one.verdict.reason for one in foreign.findings} == {
+        "its run is not known here: another machine's"
+    }
+    assert len(account.living("running")) == 2
+
+    a_run(tmp_path).report_file.write_text('{"state": "failed"}')
+    assert reconcile(scope, apply=True).headline() == "2 found, 2 without an owner, 2 ended"
+    assert account.living("running") == []
+
+
+def test_an_instance_whose_time_is_over_is_an_orphan_wherever_it_came_from(account: Account) -> None:
+    provider(account, max_hours=1).launch(wanted())
+    in_a_day = AwsPlace(account.pool(), clock=lambda: time.time() + 24 * 3600)
+    assert [holding.has_expired for holding in AwsPlace(account.pool()).find()] == [False]
+    assert [holding.has_expired for holding in in_a_day.find()] == [True]
+
+
+def test_a_teardown_ends_the_instances_of_its_run_and_no_others(account: Account, tmp_path: Path) -> None:
+    provider(account).launch(wanted())
+    (mine,) = account.living("running")
+    provider(account).launch(wanted(run="other-1"))  # type: ignore[arg-type]
+    scope = Scope(runs=str(tmp_path), local=False, docker=False, aws=(account.pool(),))
+    assert teardown(RUN, scope).headline() == "1 found, 1 without an owner, 1 ended"
+    assert mine not in account.living("running")
+    assert len(account.living("running")) == 1

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     """What an agent or a command says with its exit status."""
 
     OK = 0
+    """What was asked for is done."""
     FAILED = 1
     """A failure that has no code of its own (an exception in the script: 1, as Python says)."""
     REFUSED = 2

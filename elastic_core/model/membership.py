@@ -12,10 +12,15 @@ class Cause(StrEnum):
     """Why a generation was formed. Without a cause there is none."""
 
     START = "start"
+    """The first one, or the first after all nodes were lost."""
     JOIN = "join"
+    """A node is ready, and there is room below target and maximum."""
     LOSS = "loss"
+    """A node's lease ended, or it was fenced because it was silent."""
     DRAIN = "drain"
+    """A node leaves on purpose: a signal, a notice of its provider, or the flow's wish."""
     RESCALE = "rescale"
+    """The target is below the number of members."""
     FAILURE = "failure"
     """Workers failed and no lost node explains it: the only cause that spends a restart."""
 
@@ -89,11 +94,15 @@ class Outcome(StrEnum):
     """How a run ended."""
 
     SUCCEEDED = "succeeded"
+    """All that was to be trained is trained."""
     FAILED = "failed"
+    """A failure that no restart could mend, or one beyond the budget."""
     PREEMPTED = "preempted"
     """Stopped on purpose, state saved: the next start goes on."""
     BELOW_MINIMUM = "below-minimum"
+    """Too few nodes came within the join timeout."""
     NO_PROGRESS = "no-progress"
+    """Failures followed each other without a new step between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

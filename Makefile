@@ -70,6 +70,10 @@ test-terraform: ## Check the base of infra/terraform without an account
 check: $(STAMP) ## Check lint, format, types and import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports
 
+.PHONY: docs
+docs: $(STAMP) ## Make a site of docs/ in build/site; every link is checked
+	@$(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
+
 .PHONY: up
 up: $(STAMP) ## Start the local Prefect server (`train` does so by itself)
 	@$(BIN)/elastic-train server up $(ARGS)

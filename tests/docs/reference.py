@@ -100,8 +100,8 @@ def events_page() -> str:
         ("What the coordinator asks for", _facts(facts(coordinator, "# ---- commands", ""))),
     ]
     head = (
-        "# Events\n\nCauses, outcomes and phases are in etcd, in the report and in what `elastic-train status` "
-        "shows; facts and commands are in the [traces](../protocol.md) of agent and coordinator.\n\n"
+        "# Events\n\nCauses, outcomes and phases are in etcd, in the report and in `elastic-train status`; "
+        "facts and commands are in the [traces](../protocol.md) of agent and coordinator.\n\n"
     )
     return head + "".join(f"## {title}\n\n{table}\n" for title, table in parts)
 

@@ -12,13 +12,14 @@ from tests.docs.fences import pages
 from tests.docs.schemas import slug
 from tests.docs.sources import ROOT
 
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`(?!\])", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 PAGES = [*pages(), *sorted((ROOT / "docs" / "adr").glob("*.md"))]
 
 
 def broken(page: Path) -> Iterator[str]:
-    for target in _LINK.findall(_FENCED.sub("", page.read_text())):
+    for target in _LINK.findall(_CODE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
         place = (page.parent / name).resolve() if name else page
         if not place.exists():
@@ -29,7 +30,7 @@ def broken(page: Path) -> Iterator[str]:
 
 def anchors(page: Path) -> set[str]:
     text = _FENCED.sub("", page.read_text())
-    return {slug(heading.replace("`", "")) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

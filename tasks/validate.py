@@ -25,6 +25,7 @@ from elastic_core.model.job import (
     ScriptTraining,
 )
 from elastic_core.store.server import find_etcd
+from elastic_core.trainer.classy.recipe import read_config
 from tasks.agents import provider_of
 from tasks.etcd_external import check_source, files_of, resolve_source
 from tasks.runs import RUNS
@@ -44,8 +45,8 @@ def resolve(job: JobSpec) -> JobSpec:
     """
     job = _with_etcd(job)
     match job.training:
-        case ClassyTraining(config=str(path)):
-            training = job.training.model_copy(update={"config": _read_config(Path(path))})
+        case ClassyTraining(config=str()):
+            training = job.training.model_copy(update={"config": read_config(job.training, Path())})
             return job.model_copy(update={"training": training})
         case ScriptTraining(script=script, entry="script"):
             if not Path(script).is_file():
@@ -118,22 +119,6 @@ def _compile(script: Path) -> None:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else error
         raise RefusedInput([f"training.script: {str(script)!r}{where}: {what}; mend the script"]) from error
-
-
-def _read_config(path: Path) -> object:
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RefusedInput(
-            [f"training.config: {str(path)!r}: {error.strerror}; give the path of a JSON config"]
-        ) from error
-    except ValueError as error:
-        raise RefusedInput([f"training.config: {str(path)!r} is not JSON: {error}"]) from error
-    if not isinstance(config, dict):
-        raise RefusedInput(
-            [f"training.config: {str(path)!r} must hold an object, not {type(config).__name__}"]
-        )
-    return config
 
 
 def _judge(job: JobSpec, cache: Path) -> None:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from elastic_core.ids import NAME_PATTERN
 from elastic_core.model.sizes import AllowedSizes
 
+Precision = Literal["float32", "bf16"]
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,6 +73,14 @@ class ElasticOptions(_Model):
     deterministic: bool = Field(
         False, description="Reduce gradients in one fixed order: bitwise equal on CPU, slower."
     )
+    precision: Precision = Field(
+        "float32", description="What the model computes in; bf16 halves its memory. Weights are float32."
+    )
+    non_finite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="A loss that is no number: stop with the step and samples named, or skip: pass over the "
+        "step, ten in a row at most.",
+    )
     seed: int = Field(0, ge=0, description="Seed of sample order, augmentation and dropout.")
     audit_samples: bool = Field(
         True, description="Record the ids of every step, so that exactly-once can be shown."
@@ -87,7 +97,9 @@ class ClassyTraining(_Model):
         "examples/digits.json", description="Path of a Classy Vision JSON config, or the config."
     )
     user_package: str = Field(
-        "", description="Python package that registers your own datasets, models and transforms."
+        "",
+        description="Python package that registers your own datasets, models and transforms; "
+        "several with commas between them.",
     )
     elastic: ElasticOptions = ElasticOptions()
 

@@ -28,7 +28,8 @@ with warnings.catch_warnings():
     from classy_vision.hooks import HOOK_REGISTRY
     from classy_vision.losses import LOSS_REGISTRY, build_loss
     from classy_vision.meters import METER_REGISTRY, build_meter
-    from classy_vision.models import MODEL_REGISTRY, build_model
+    from classy_vision.models import MODEL_REGISTRY, ClassyModel, build_model, register_model
+    from classy_vision.models.classy_model import _ClassyModelAdapter as ClassyModelAdapter
     from classy_vision.optim import OPTIMIZER_REGISTRY, ClassyOptimizer
     from classy_vision.optim.adamw import AdamW
     from classy_vision.optim.param_scheduler import PARAM_SCHEDULER_REGISTRY, build_param_scheduler
@@ -48,6 +49,8 @@ __all__ = [
     "TRANSFORM_REGISTRY",
     "ClassificationTask",
     "ClassyDataset",
+    "ClassyModel",
+    "ClassyModelAdapter",
     "ClassyOptimizer",
     "ClassyTrainer",
     "FineTuningTask",
@@ -60,6 +63,7 @@ __all__ = [
     "build_transforms",
     "mixup_target",
     "register_dataset",
+    "register_model",
     "transforms_util",
     "update_classy_model",
 ]

@@ -1,4 +1,4 @@
-"""The data sets that come with the product, and the user's own: importing them registers them."""
+"""The data sets and models that come with the product, and the user's own: importing them registers them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import importlib.util
 import pkgutil
 
 from elastic_core.errors import RefusedInput
-from elastic_core.trainer.classy import digits, image_folder
+from elastic_core.trainer.classy import digits, image_folder, named_models
 
-BUILT_IN = (digits.DigitsDataset, image_folder.ImageFolderDataset)
+BUILT_IN = (
+    digits.DigitsDataset,
+    image_folder.ImageFolderDataset,
+    image_folder.ImagePathDataset,
+    named_models.TorchvisionModel,
+    named_models.TimmModel,
+)
 
 
-def register_user_package(name: str) -> None:
-    """Import a package and all its modules, so that what they register is known.
+def register_user_package(names: str) -> None:
+    """Import packages (separated by commas) and all their modules, so that what they register is known.
 
     Raises:
         RefusedInput: There is no such package, or a module of it raises.
     """
-    if not name:
-        return
+    for name in filter(None, (one.strip() for one in names.split(","))):
+        _import_all(name)
+
+
+def _import_all(name: str) -> None:
     try:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):

@@ -50,6 +50,8 @@ class Evaluation:
             reducer.reduce(torch.cat(counts).to(self._device)).cpu(), [len(count) for count in counts]
         )
         loss, correct, samples = totals[0].tolist()
+        if samples == 0:
+            raise ValueError("none of the held-out samples can be read")
         figures = {"test_accuracy": correct / samples, "test_loss": loss / samples}
         for meter, total in zip(self._task.meters, totals[1:], strict=True):
             self._set_counts(meter, total)
@@ -64,8 +66,10 @@ class Evaluation:
     def _evaluate(self, request: Request, upcoming: Sequence[Request]) -> torch.Tensor:
         assert self._loader is not None
         sample = move(self._loader.fetch(request, lambda: upcoming), self._device)
+        if sample is None:
+            return torch.zeros(3, dtype=torch.float64)
         output = self._task.compute_model(sample)
-        count = len(request.ids)
+        count = len(output)
         loss = self._task.compute_loss(output, sample).item() * count
         for meter in self._task.meters:
             meter.update(output.cpu(), sample["target"].cpu(), is_train=False)

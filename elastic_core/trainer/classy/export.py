@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+import elastic_core.trainer.classy.named_models  # noqa: F401  # an exported model may be one of them
 from elastic_core.errors import RefusedInput
 from elastic_core.trainer.classy.compat import build_model, build_transforms
 
@@ -41,7 +42,7 @@ def export_model(
     directory.mkdir(parents=True, exist_ok=True)
     data = config["dataset"]
     described = {
-        "model": config["model"],
+        "model": {key: value for key, value in config["model"].items() if key != "weights"},
         "preprocessing": (data.get("test") or data["train"]).get("transforms"),
         "classes": list(getattr(dataset, "classes", ())),
         "metrics": dict(metrics),

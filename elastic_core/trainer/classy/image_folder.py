@@ -1,7 +1,7 @@
 """Images in one directory a class: the layout that every image data set can be brought into.
 
     root/train/cat/1.jpg       or, without split directories,       root/cat/1.jpg
-    root/test/cat/2.jpg
+    root/test/cat/2.jpg        (or root/val, as ImageNet has it)
 
 The listing is made once and kept as a manifest, for a network file system answers slowly and
 every rank asks at every start. Names that start with a dot are ignored. Ids are positions
@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from elastic_core.errors import RefusedInput
-from elastic_core.trainer.classy.compat import ClassyDataset, register_dataset
+from elastic_core.trainer.classy.compat import DATASET_REGISTRY, ClassyDataset, register_dataset
 from elastic_core.trainer.classy.transforms import sample_transform
 
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -150,29 +150,27 @@ class _Images:
         # one array each: a list of a million strings would be copied page by page into every forked process
         self._files = np.array(manifest.files)
         self._labels = np.array(manifest.labels)
+        self._told: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        for position in self._candidates(index):
-            path = self._root / str(self._files[position])
-            try:
-                with Image.open(path) as image:
-                    return {"input": image.convert("RGB"), "target": int(self._labels[position])}
-            except (OSError, SyntaxError) as error:
-                if self._on_bad_image == "error":
-                    raise ValueError(
-                        f"image {str(path)!r} cannot be read ({error}): remove it, or set "
-                        '"on_bad_image": "skip" to train its neighbour in its place'
-                    ) from error
-                _LOG.warning("image %s cannot be read (%s): its neighbour takes its place", path, error)
-        raise ValueError(f"no image of {str(self._root)!r} can be read")
-
-    def _candidates(self, index: int) -> Iterator[int]:
-        """Yield the position itself, then its neighbours: the same ones on every machine."""
-        yield from range(index, len(self))
-        yield from range(index)
+    def __getitem__(self, index: int) -> dict[str, Any] | None:
+        """Return a sample, None for one that is left out because it cannot be read."""
+        path = self._root / str(self._files[index])
+        try:
+            with Image.open(path) as image:
+                return {"input": image.convert("RGB"), "target": int(self._labels[index])}
+        except (OSError, SyntaxError) as error:
+            if self._on_bad_image == "error":
+                raise ValueError(
+                    f"image {str(path)!r} cannot be read ({error}): remove it, or set "
+                    '"on_bad_image": "skip" to train without it'
+                ) from error
+            if index not in self._told:
+                self._told.add(index)
+                _LOG.warning("image %s cannot be read (%s): left out", path, error)
+            return None
 
 
 @register_dataset("image_folder")
@@ -192,6 +190,11 @@ class ImageFolderDataset(ClassyDataset):  # type: ignore[misc]  # Classy Vision 
         super().__init__(images, batch, bool(shuffle), transform, num_samples)
         self.classes = manifest.classes
 
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample, None for one that is left out because it cannot be read."""
+        sample = self.dataset[index]
+        return sample if sample is None or self.transform is None else self.transform(sample)
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageFolderDataset:
         """Build a split from its section of a config.
@@ -206,7 +209,7 @@ class ImageFolderDataset(ClassyDataset):  # type: ignore[misc]  # Classy Vision 
             raise RefusedInput([f'image_folder: on_bad_image is {policy!r}: use "error" or "skip"'])
         root, fraction = Path(config["root"]), float(config.get("test_fraction", 0.1))
         if (root / "train").is_dir():
-            return cls(root / split, _split_directory(root, split), config)
+            return cls(*_split_directory(root, split), config)
         whole = read_manifest(root)
         part = whole.select(
             position for position, file in enumerate(whole.files) if split_of(file, fraction) == split
@@ -214,13 +217,37 @@ class ImageFolderDataset(ClassyDataset):  # type: ignore[misc]  # Classy Vision 
         return cls(root, part, config)
 
 
-def _split_directory(root: Path, split: str) -> Manifest:
-    """Return the manifest of a split directory with the labels of the training split."""
-    train, manifest = read_manifest(root / "train"), read_manifest(root / split)
+class ImagePathDataset(ImageFolderDataset):
+    """Classy Vision's `image_path` on a directory of class directories: the same keys, the same labels.
+
+    The original looks at whichever entry the file system lists first: one stray file, and the whole
+    tree is taken for images without labels.
+    """
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ImagePathDataset:
+        """Build the data set of a section.
+
+        Raises:
+            RefusedInput: There are no images in class directories.
+        """
+        root = Path(config["image_folder"])
+        return cls(root, read_manifest(root), config)
+
+
+DATASET_REGISTRY["image_path"] = ImagePathDataset
+
+
+def _split_directory(root: Path, split: str) -> tuple[Path, Manifest]:
+    """Return the directory of a split and its manifest, with the labels of the training split."""
+    place = root / "val" if split == "test" and not (root / "test").is_dir() else root / split
+    train, manifest = read_manifest(root / "train"), read_manifest(place)
     unknown = sorted(set(manifest.classes) - set(train.classes))
     if unknown:
         raise RefusedInput(
-            [f"image_folder: {str(root / split)!r} has classes that train has not: {', '.join(unknown[:5])}"]
+            [f"image_folder: {str(place)!r} has classes that train has not: {', '.join(unknown[:5])}"]
         )
-    place = [train.classes.index(name) for name in manifest.classes]
-    return replace(manifest, classes=train.classes, labels=tuple(place[label] for label in manifest.labels))
+    label = [train.classes.index(name) for name in manifest.classes]
+    return place, replace(
+        manifest, classes=train.classes, labels=tuple(label[old] for old in manifest.labels)
+    )

@@ -36,6 +36,12 @@ class _SeededSamples(Dataset[Any]):
             return [self[key] for key in keys]
 
 
+def _collate(samples: list[Any]) -> Any:
+    """Return a batch of the samples that could be read, None if none could."""
+    there = [sample for sample in samples if sample is not None]
+    return default_collate(there) if there else None
+
+
 class _Keys:
     """A batch sampler that can be pointed at other requests: ranks change, worker processes stay."""
 
@@ -64,19 +70,20 @@ class SampleLoader:
             self._loader = DataLoader(
                 self._samples,
                 batch_sampler=self._keys,
+                collate_fn=_collate,
                 num_workers=workers,
                 multiprocessing_context="fork",  # spawn costs 5 CPU seconds a worker
                 persistent_workers=True,
             )
 
     def fetch(self, request: Request, upcoming: Callable[[], Iterable[Request]]) -> Any:
-        """Return the batch of a request.
+        """Return the batch of a request, without the samples that the data set leaves out (None: all).
 
         `upcoming` is called if the request was not foreseen: it gives the requests from this one on.
         """
         if self._loader is None:
             keys = [(request.purpose, request.epoch, index) for index in request.ids]
-            return default_collate(self._samples.__getitems__(keys))
+            return _collate(self._samples.__getitems__(keys))
         if next(self._ahead, None) != request:
             self._keys.requests = requests = list(upcoming())
             self._ahead = iter(requests)

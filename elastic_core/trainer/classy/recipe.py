@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elastic_core.errors import RefusedInput
-from elastic_core.model.job import ClassyTraining, JobSpec
+from elastic_core.model.job import ClassyTraining, JobSpec, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class Recipe:
         global_batch: Samples in one optimizer step at every world size.
         shards: Fixed slices of a global batch.
         deterministic: Whether gradients are summed in one fixed order.
+        precision: What the model computes in; its weights are float32 always.
+        non_finite: What to do with a step whose loss or gradient is no number.
     """
 
     config: Mapping[str, Any]
@@ -29,11 +31,14 @@ class Recipe:
     shards: int
     seed: int
     deterministic: bool = False
+    precision: Precision = "float32"
+    non_finite: Literal["stop", "skip"] = "stop"
 
     def digests(self) -> dict[str, str]:
         """Return a short digest for each section of the config that decides what is learned."""
         sections = ("name", "num_epochs", "model", "dataset", "optimizer", "loss", "mixup", "clip_grad_norm")
-        return {section: _digest(_essence(self.config.get(section))) for section in sections}
+        digests = {section: _digest(_essence(self.config.get(section))) for section in sections}
+        return digests | {"precision": self.precision}
 
 
 def read_config(training: ClassyTraining, base: Path) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def read_config(training: ClassyTraining, base: Path) -> dict[str, Any]:
         return dict(training.config)
     path = base / training.config
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_bytes())
     except OSError as error:
         raise RefusedInput(
             [f"training.config: {str(path)!r}: {error.strerror}; give the path of a JSON config"]
@@ -55,7 +60,7 @@ def read_config(training: ClassyTraining, base: Path) -> dict[str, Any]:
         raise RefusedInput([f"training.config: {str(path)!r} is not JSON: {error}"]) from error
     if not isinstance(config, dict):
         raise RefusedInput(
-            [f"training.config: {str(path)!r} must hold a JSON object, not a {type(config).__name__}"]
+            [f"training.config: {str(path)!r} must hold an object, not {type(config).__name__}"]
         )
     return config
 
@@ -75,6 +80,8 @@ def resolve(job: JobSpec, base: Path) -> Recipe:
         shards=options.virtual_shards,
         seed=options.seed,
         deterministic=options.deterministic,
+        precision=options.precision,
+        non_finite=options.non_finite,
     )
 
 

@@ -154,8 +154,8 @@ def _task(config: Mapping[str, Any]) -> Iterator[str]:
         yield missing_key(ROOT, "pretrained_checkpoint", config, "fine_tuning starts from a trained model")
     if config.get("amp_args"):
         yield (
-            f"{at(ROOT, 'amp_args')}: mixed precision is not supported (and never was without CUDA): "
-            "remove amp_args"
+            f"{at(ROOT, 'amp_args')}: apex and float16 are not supported (and never were without CUDA): "
+            "remove amp_args and set training.elastic.precision: bf16"
         )
     yield from _distributed(config)
 
@@ -228,8 +228,12 @@ def _data_section(section: Mapping[str, Any], path: str, base: Path) -> Iterator
 def _paths(section: Mapping[str, Any], path: str, base: Path) -> Iterator[str]:
     name = str(section.get("name"))
     for key in _PATH_KEYS.get(name, ()):
-        if not section.get(key) and not (name == "image_path" and section.get("image_files")):
+        if not section.get(key):
             yield missing_key(path, key, section, "give the directory of the images")
+    if name == "image_path" and section.get("image_files"):
+        yield (
+            f"{at(path, 'image_files')}: these images have no labels: use image_folder, a directory a class"
+        )
     for key in _PATHS_ANYWHERE:
         value = section.get(key)
         if not isinstance(value, str) or _PLACEHOLDER.search(value):

@@ -65,13 +65,21 @@ class StepTensor:
         self.start()
         return taken
 
-    def apply(self, total: torch.Tensor) -> dict[str, float]:
-        """Set gradients and buffers from the sum over all ranks, and return its figures."""
-        *parts, figures = torch.split(total, self._sizes)
+    def apply(self, total: torch.Tensor, *, dealt: int) -> dict[str, float]:
+        """Set gradients and buffers from the sum over all ranks, and return its figures.
+
+        `dealt` is the size of the batch; where samples of it could not be read, the sum is
+        brought to the mean over the others.
+        """
+        figures = dict(zip(FIGURES, total[-len(FIGURES) :].tolist(), strict=True))
+        if figures["samples"] != dealt:
+            total = total * (dealt / figures["samples"])
+            figures["loss"] = float(total[-len(FIGURES)])
+        *parts, _ = torch.split(total, self._sizes)
         for parameter, part in zip(self._parameters, parts, strict=False):
             parameter.grad = part.view_as(parameter)
         with torch.no_grad():
             for buffer, change in zip(self._buffers, parts[len(self._parameters) :], strict=True):
                 change = change if buffer.is_floating_point() else change.round()
                 buffer.add_(change.view_as(buffer).to(buffer.dtype))
-        return dict(zip(FIGURES, figures.tolist(), strict=True))
+        return figures

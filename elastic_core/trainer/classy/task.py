@@ -8,13 +8,15 @@ the loop) is taken out of it; `trainee` does that part.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
 from elastic_core.errors import RefusedInput
+from elastic_core.model.job import Precision
 from elastic_core.trainer.classy.compat import TASK_REGISTRY, ClassificationTask, FineTuningTask
+from elastic_core.trainer.classy.weights import as_classy_state, read_weights
 
 _OWN_LOOP: Final = (
     "train_step",
@@ -32,6 +34,8 @@ class ElasticMixin:
 
     base_model: Any
     base_loss: Any
+    use_gpu: bool
+    precision: Precision = "float32"
     elastic_where: float = 0.0
     """Set by the trainee before each step: a function of finished and total steps alone."""
 
@@ -49,6 +53,15 @@ class ElasticMixin:
     def loss(self) -> Any:
         """The loss itself, for the same reason."""
         return self.base_loss
+
+    def compute_model(self, sample: Any) -> Any:
+        """Run the model, in the job's precision; outputs are float32, as losses and meters want them."""
+        if self.precision == "float32":
+            return super().compute_model(sample)  # type: ignore[misc]  # from the Classy Vision task
+        kind = "cuda" if self.use_gpu else "cpu"
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            output = super().compute_model(sample)  # type: ignore[misc]
+        return output.float() if isinstance(output, torch.Tensor) else output
 
     def init_distributed_data_parallel_model(self) -> None:
         """Wrap nothing."""
@@ -68,11 +81,44 @@ class ElasticMixin:
         self._set_model_train_mode()  # type: ignore[attr-defined]  # from the Classy Vision task
 
 
+class FineTuningMixin(ElasticMixin):
+    """What an elastic fine-tuning has: any file of weights, and a trunk that may be another library's."""
+
+    def prepare(self: Any) -> None:
+        """Build what training needs, starting from the pretrained weights.
+
+        Raises:
+            RefusedInput: They cannot be read or do not fit; the first tensor that does not is named.
+        """
+        path = self.pretrained_checkpoint_path
+        data = as_classy_state(
+            self.base_model,
+            read_weights(path, key="pretrained_checkpoint"),
+            reset_heads=self.reset_heads,
+            strict=self.pretrained_checkpoint_load_strict,
+        )
+        self._set_pretrained_checkpoint_dict(data)
+        self.pretrained_checkpoint_path = None  # else it would be read again, and not by `weights`
+        try:
+            super().prepare()
+        finally:
+            self.pretrained_checkpoint_path = path
+            self._set_pretrained_checkpoint_dict(None)
+        if self.freeze_trunk:
+            for parameter in self._classifier_parameters():
+                parameter.requires_grad = True
+
+    def _classifier_parameters(self: Any) -> Iterator[torch.nn.Parameter]:
+        classifier = getattr(self.base_model, "classifier", "")
+        if isinstance(classifier, str) and classifier:
+            yield from self.base_model.get_submodule(classifier).parameters()
+
+
 class ElasticClassificationTask(ElasticMixin, ClassificationTask):  # type: ignore[misc]  # no types there
     """`classification_task` on the elastic API."""
 
 
-class ElasticFineTuningTask(ElasticMixin, FineTuningTask):  # type: ignore[misc]  # no types there
+class ElasticFineTuningTask(FineTuningMixin, FineTuningTask):  # type: ignore[misc]  # no types there
     """`fine_tuning` on the elastic API."""
 
 
@@ -106,11 +152,12 @@ def elastic_class(name: str) -> type:
                 "compute_model or compute_loss instead, or run it as training.kind: script"
             ]
         )
-    _ELASTIC[kind] = type(f"Elastic{kind.__name__}", (ElasticMixin, kind), {})
+    mixin = FineTuningMixin if base is FineTuningTask else ElasticMixin
+    _ELASTIC[kind] = type(f"Elastic{kind.__name__}", (mixin, kind), {})
     return _ELASTIC[kind]
 
 
-def build_elastic_task(config: Mapping[str, Any]) -> Any:
+def build_elastic_task(config: Mapping[str, Any], *, precision: Precision = "float32") -> Any:
     """Build a task from a Classy Vision config, of a copy: Classy Vision writes into what it is given."""
     plain = copy.deepcopy(dict(config))
     data = plain["dataset"]
@@ -120,4 +167,5 @@ def build_elastic_task(config: Mapping[str, Any]) -> Any:
     task = elastic_class(plain["name"]).from_config(plain)  # type: ignore[attr-defined]
     if plain.get("use_gpu") is None:
         task.set_use_gpu(torch.cuda.is_available())
+    task.precision = precision
     return task

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import torch
 
+from elastic_core.errors import RefusedInput
 from elastic_core.trainer.classy.average import WeightAverage
 from elastic_core.trainer.classy.evaluation import Evaluation
 from elastic_core.trainer.classy.export import export_model
+from elastic_core.trainer.classy.finite import FiniteGuard
 from elastic_core.trainer.classy.loader import Request, SampleLoader
 from elastic_core.trainer.classy.mixing import mix
 from elastic_core.trainer.classy.recipe import Recipe
@@ -55,7 +57,7 @@ class ClassyTrainee:
         self._cpus = cpus
         with random_state_kept():
             seed_all(derive(recipe.seed, "model"))
-            self.task = build_elastic_task(recipe.config)
+            self.task = build_elastic_task(recipe.config, precision=recipe.precision)
         self.device = _device(local_rank) if self.task.use_gpu else torch.device("cpu")
         train, test = self.task.datasets["train"], self.task.datasets.get("test")
         self.schedule = Schedule(
@@ -66,6 +68,7 @@ class ClassyTrainee:
         )
         self._shuffles = bool(train.shuffle)
         self._order: tuple[int, Sequence[int]] = (-1, ())
+        self._finite = FiniteGuard(recipe.non_finite)
 
     # ---- set-up --------------------------------------------------------------------------------
 
@@ -79,6 +82,10 @@ class ClassyTrainee:
         with random_state_kept():
             seed_all(derive(self.recipe.seed, "model"))  # fine-tuning initialises fresh heads here
             self.task.prepare()
+        if not self.parameters():
+            raise RefusedInput(
+                ["model: nothing of it is trained: freeze_trunk wants heads, or a linear layer at the end"]
+            )
         self._loader = self._loader_of("train")
         test_loader = self._loader_of("test")
         self._evaluation = Evaluation(self.task, test_loader, self.recipe.config, self.device)
@@ -193,10 +200,10 @@ class ClassyTrainee:
         Raises:
             FloatingPointError: The loss is no number any more; nothing was updated.
         """
-        samples = len(self._batch(self._step))
+        dealt = len(self._batch(self._step))
         with random_state_kept():
             try:
-                per_shard = self._compute(reducer, samples)
+                per_shard = self._compute(reducer, dealt)
             except BaseException:
                 self._step_tensor.restore_buffers()
                 raise
@@ -204,48 +211,50 @@ class ClassyTrainee:
             total = reducer.reduce_shards(per_shard, self.recipe.shards)
         else:
             total = reducer.reduce(self._step_tensor.flat)
-        return self._update(total, samples)
+        return self._update(total, dealt)
 
-    def _compute(self, reducer: Reducer, samples: int) -> dict[int, torch.Tensor]:
+    def _compute(self, reducer: Reducer, dealt: int) -> dict[int, torch.Tensor]:
         """Run forward and backward over this rank's shards; return each apart in deterministic mode."""
         self.task.enter_training()
         self._step_tensor.start()
+        self._finite.start()
         per_shard: dict[int, torch.Tensor] = {}
         requests = self._requests(self._step, reducer)
         for number, ids in self._shards(self._step, reducer).items():
             if ids:
                 request = Request("train", self.epoch, ids)
-                self._run_shard(number, request, len(ids) / samples, requests)
+                self._run_shard(number, request, dealt, requests)
             if self.recipe.deterministic:
                 per_shard[number] = self._step_tensor.take()
         return per_shard
 
-    def _run_shard(self, number: int, request: Request, weight: float, upcoming: Iterator[Request]) -> None:
+    def _run_shard(self, number: int, request: Request, dealt: int, upcoming: Iterator[Request]) -> None:
         assert self._loader is not None
         fetched = self._loader.fetch(request, lambda: _starting_with(request, upcoming))
         sample = move(fetched, self.device)
+        if sample is None:
+            return  # none of its images can be read
         seed_all(derive(self.recipe.seed, "shard", self.epoch, self._step, number))
         if self.task.mixup_transform is not None:
             sample = mix(self.task.mixup_transform, sample)
         output = self.task.compute_model(sample)
-        loss = self.task.compute_loss(output, sample)
+        loss, weight = self.task.compute_loss(output, sample), len(output) / dealt
         (loss * weight).backward()
+        self._finite.note(loss.item(), request.ids)
         self._step_tensor.add_shard(
             weight=weight,
             loss=loss.item(),
             correct=count_correct(output, sample["target"]),
-            samples=len(request.ids),
+            samples=len(output),
         )
 
-    def _update(self, total: torch.Tensor, samples: int) -> StepReport:
+    def _update(self, total: torch.Tensor, dealt: int) -> StepReport:
         step, epoch = self._step, self.epoch
-        loss = total[-3].item()
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise FloatingPointError(
-                f"the loss is {loss} at step {step} (epoch {epoch}): lower the learning rate, warm it up, "
-                "or set clip_grad_norm"
-            )
-        figures = self._step_tensor.apply(total)
+        if total[-1] == 0:
+            raise ValueError(f"none of the {dealt} samples of step {step} (epoch {epoch}) can be read")
+        if not self._finite.accepts(total, step=step, epoch=epoch):
+            return self._pass_over(dealt)
+        figures = self._step_tensor.apply(total, dealt=dealt)
         optimizer = self.task.optimizer
         if self.task.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.task.clip_grad_norm)
@@ -260,7 +269,17 @@ class ClassyTrainee:
             "accuracy": figures["correct"] / figures["samples"],
             "lr": float(optimizer.optimizer.param_groups[0]["lr"]),
         }
-        return StepReport(step=step, epoch=epoch, samples=samples, metrics=metrics)
+        if figures["samples"] != dealt:
+            metrics["samples_left_out"] = dealt - figures["samples"]
+        return StepReport(step=step, epoch=epoch, samples=dealt, metrics=metrics)
+
+    def _pass_over(self, dealt: int) -> StepReport:
+        """Count a step whose gradients are no numbers, and change nothing else: every rank does the same."""
+        self._step += 1
+        metrics = {"steps_passed_over": float(self._finite.in_a_row)}
+        return StepReport(
+            step=self._step - 1, epoch=self.schedule.epoch_of(self._step - 1), samples=dealt, metrics=metrics
+        )
 
     # ---- evaluation ----------------------------------------------------------------------------
 

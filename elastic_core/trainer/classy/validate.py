@@ -116,7 +116,7 @@ def _digest(job: JobSpec, config: dict[str, Any], base: Path) -> str:
         digest.update(f"{distribution}=={version(distribution)}".encode())
     packages = ["elastic_core.trainer"]
     if isinstance(job.training, ClassyTraining) and job.training.user_package:
-        packages.append(job.training.user_package.split(".")[0])
+        packages += [name.strip().split(".")[0] for name in job.training.user_package.split(",")]
     for file in (file for package in packages for file in _files_of(package)):
         digest.update(f"{file}:{hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
     return digest.hexdigest()[:32]

@@ -51,22 +51,16 @@ def test_the_average_of_weights_needs_no_gpu() -> None:
     assert all(average.device.type == "cpu" for average in trainee.average.averages.values())
 
 
+@pytest.mark.case("V03")
 @pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_classy_visions_own_configs_lack_nothing_but_their_data(config: Path) -> None:
     if config.stem in ("r3d34_synthetic_video", "resnet50_synthetic_image_classy_config"):
-        pytest.skip("has its data: building it takes long, see the slow test")
+        pytest.skip("has its data: `python -m benchmarks.classy_configs` trains it")
     job = JobSpec.model_validate({"training": {"kind": "classy", "config": str(config)}})
     expected = ("does not exist; give the directory", "no longer decodes video", "fine_tuning starts from")
     problems = validate_training(job, Path())
     assert problems
     assert all(any(words in problem for words in expected) for problem in problems), problems
-
-
-@pytest.mark.slow
-def test_classy_visions_synthetic_image_config_is_good() -> None:
-    (config,) = [path for path in CONFIGS if path.stem == "resnet50_synthetic_image_classy_config"]
-    job = JobSpec.model_validate({"training": {"kind": "classy", "config": str(config)}})
-    assert validate_training(job, Path()) == []
 
 
 @pytest.mark.slow

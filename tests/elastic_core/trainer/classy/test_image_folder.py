@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from elastic_core.errors import RefusedInput
 from elastic_core.trainer.classy.compat import build_dataset
 from elastic_core.trainer.classy.image_folder import MANIFEST, read_manifest, split_of
 from elastic_core.trainer.classy.solo import SoloReducer
-from tests.elastic_core.trainer.classy.conftest import make_trainee, small_config
+from elastic_core.trainer.classy.trainee import ClassyTrainee
+from elastic_core.trainer.trainee import StepReport
+from tests.elastic_core.trainer.classy.conftest import (
+    largest_difference,
+    make_trainee,
+    small_config,
+    snapshot,
+)
+from tests.elastic_core.trainer.classy.fake_world import FakeWorld
 
 
 def write_image(path: Path, level: int) -> None:
@@ -80,7 +89,9 @@ def test_the_listing_is_made_once_and_again_when_files_came_or_went(tmp_path: Pa
     assert read_manifest(tmp_path).files == first.files[1:]
 
 
-def test_a_damaged_image_is_an_error_with_its_path_or_replaced_by_its_neighbour(tmp_path: Path) -> None:
+def test_a_damaged_image_is_an_error_with_its_path_or_left_out_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_tree(tmp_path / "train", 2)
     (tmp_path / "train" / "cat" / "1.png").write_bytes(b"\x89PNG broken")
     strict = build_dataset(section(tmp_path, "train"))
@@ -89,8 +100,47 @@ def test_a_damaged_image_is_an_error_with_its_path_or_replaced_by_its_neighbour(
     ):
         strict[1]
     lenient = build_dataset(section(tmp_path, "train", on_bad_image="skip"))
-    assert lenient[1]["target"] == 1
-    assert lenient[1]["input"].mean().item() == pytest.approx(1.0)
+    assert [lenient[1], lenient[1], lenient[2]["target"]] == [None, None, 1]
+    (line,) = caplog.messages
+    assert re.fullmatch(r"image .*/train/cat/1\.png cannot be read \(.*\): left out", line)
+
+
+def broken_config(root: Path) -> dict[str, Any]:
+    """Return a config over 20 training images of which four are broken, a whole shard among them."""
+    write_tree(root / "train", 10)
+    write_tree(root / "test", 3)
+    for number in (0, 2, 4, 5):
+        (root / "train" / "dog" / f"{number}.png").write_bytes(b"broken")
+    (root / "test" / "cat" / "0.png").write_bytes(b"broken")
+    skip = {"on_bad_image": "skip", "num_workers": 0, "use_shuffle": False}
+    data = {split: section(root, split, **skip) for split in ("train", "test")}
+    return small_config(dataset=data)
+
+
+def train_broken(config: dict[str, Any], size: int) -> tuple[ClassyTrainee, list[StepReport]]:
+    """Train an epoch of 8, 8 and 4 samples on some ranks; return the first rank and its reports."""
+    ranks = [make_trainee(config, global_batch=8, shards=4) for _ in range(size)]
+
+    def work(reducer: Any) -> list[StepReport]:
+        return [ranks[reducer.rank].train_step(reducer) for _ in range(3)]
+
+    return ranks[0], FakeWorld(size).run(work)[0]
+
+
+def test_what_is_left_out_does_not_depend_on_the_world_size(tmp_path: Path) -> None:
+    config = broken_config(tmp_path)
+    alone, reports = train_broken(config, 1)
+    assert [report.metrics.get("samples_left_out", 0) for report in reports] == [0, 4, 0]
+    assert [report.samples for report in reports] == [8, 8, 4]
+    three, _ = train_broken(config, 3)
+    assert largest_difference(snapshot(three), snapshot(alone)) < 1e-6
+
+
+def test_evaluation_counts_only_what_can_be_read(tmp_path: Path) -> None:
+    config = broken_config(tmp_path)
+    trainee = make_trainee(config, global_batch=8, shards=4)
+    accuracy = trainee.evaluate(SoloReducer())["test_accuracy"]
+    assert accuracy * 5 == pytest.approx(round(accuracy * 5)), "five of six images can be read"
 
 
 def test_mistakes_of_a_tree_are_refused_with_the_directory(tmp_path: Path) -> None:
@@ -157,3 +207,20 @@ def test_a_model_learns_from_a_tree(tmp_path: Path) -> None:
     while trainee.step < trainee.total_steps:
         trainee.train_step(SoloReducer())
     assert trainee.evaluate(SoloReducer())["test_accuracy"] == 1.0
+
+
+def test_an_image_path_with_stray_files_has_the_labels_that_classy_vision_gives(tmp_path: Path) -> None:
+    write_tree(tmp_path, 2)
+    (tmp_path / ".DS_Store").touch()
+    (tmp_path / "README.txt").touch()
+    keys = {**section(tmp_path, "train"), "name": "image_path", "image_folder": str(tmp_path)}
+    data = build_dataset(keys)
+    assert [data[index]["target"] for index in range(len(data))] == [0, 0, 1, 1]
+    assert data[0]["input"].mean() < 0.1 < 0.9 < data[3]["input"].mean()
+
+
+def test_imagenets_val_directory_is_the_test_split(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 1)
+    write_image(tmp_path / "val" / "dog" / "0.png", 255)
+    data = build_dataset(section(tmp_path, "test"))
+    assert (len(data), data[0]["target"]) == (1, 1)

@@ -19,7 +19,7 @@ def test_buffers_move_by_the_weighted_mean_of_the_shards_and_whole_numbers_by_wh
         count += 1
         step.add_shard(weight=1 / SHARDS, loss=2.0, correct=1, samples=3)
     assert mean.item() == 1.0, "nothing changes before the reduction"
-    figures = step.apply(step.flat)
+    figures = step.apply(step.flat, dealt=3 * SHARDS)
     assert mean.item() == torch.tensor(1 + sum(range(SHARDS)) / SHARDS)
     assert count.item() == 6
     assert constant.item() == torch.tensor(0.1).item()
@@ -38,7 +38,7 @@ def test_gradients_of_all_shards_add_up_and_a_new_step_forgets_them() -> None:
     step.start()
     assert sent[0].item() == 7, "a collective may still be reading it"
     assert step.flat[0].item() == 0
-    step.apply(torch.tensor([11.0, 0, 0, 1]))
+    step.apply(torch.tensor([11.0, 0, 0, 1]), dealt=1)
     assert weight.grad is not None
     assert weight.grad.item() == 11
 
@@ -47,5 +47,17 @@ def test_a_buffer_of_truth_values_is_left_alone() -> None:
     flag = torch.tensor([True, False])
     step = StepTensor([torch.nn.Parameter(torch.zeros(1))], [flag])
     step.start()
-    step.apply(step.flat)
+    step.apply(step.flat, dealt=0)
     assert flag.tolist() == [True, False]
+
+
+def test_samples_that_could_not_be_read_leave_the_mean_over_the_others() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    step = StepTensor([weight], [])
+    step.start()
+    (weight * 6.0 * (3 / 4)).sum().backward()  # three of four samples, whose mean gradient is 6
+    step.add_shard(weight=3 / 4, loss=2.0, correct=1, samples=3)
+    figures = step.apply(step.flat, dealt=4)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [6.0]
+    assert figures == {"loss": 2.0, "correct": 1.0, "samples": 3.0}

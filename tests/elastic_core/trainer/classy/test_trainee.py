@@ -181,6 +181,7 @@ def test_set_up_leaves_the_state_as_a_first_start_has_it() -> None:
         assert torch.equal(state["model"][name], tensor), name
 
 
+@pytest.mark.case("S07")
 def test_the_learning_rate_is_a_function_of_steps_alone() -> None:
     trainee = make_trainee()
     rates = [trainee.train_step(ALONE).metrics["lr"] for _ in range(trainee.total_steps)]
@@ -271,13 +272,102 @@ def test_gradient_clipping_acts_on_the_summed_gradient() -> None:
     assert largest_difference(snapshot(alone), snapshot(train(1)[0])) > 1e-3
 
 
-def test_a_loss_that_is_no_number_stops_the_training_and_changes_nothing() -> None:
-    trainee = make_trainee()
+def test_label_smoothing_does_not_depend_on_the_world_size() -> None:
+    loss = {"name": "label_smoothing_cross_entropy", "smoothing_param": 0.1}
+    (alone,) = train(1, small_config(loss=loss))
+    assert largest_difference(snapshot(train(3, small_config(loss=loss))[0]), snapshot(alone)) < 1e-6
+    assert largest_difference(snapshot(alone), snapshot(train(1)[0])) > 1e-4
+
+
+def test_bf16_computes_otherwise_and_equally_at_any_world_size() -> None:
+    options = {"precision": "bf16", "deterministic": True}
+    (alone,) = train(1, dropout_config(), **options)
+    for rank in train(3, dropout_config(), **options):
+        assert largest_difference(snapshot(rank), snapshot(alone)) == 0
+    losses = [
+        make_trainee(dropout_config(), precision=precision).train_step(ALONE).metrics["loss"]
+        for precision in ("float32", "bf16")
+    ]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert {tensor.dtype for tensor in snapshot(alone).values()} <= {torch.float32, torch.int64}
+
+
+def poisoned(trainee: ClassyTrainee, sample: int) -> ClassyTrainee:
+    """Make the image of one sample no number."""
+    trainee.task.datasets["train"].dataset._images[sample] = float("nan")
+    return trainee
+
+
+def test_a_loss_that_is_no_number_stops_with_the_samples_named_and_changes_nothing() -> None:
+    ranks = [poisoned(make_trainee(), sample=7) for _ in range(2)]
+    before = snapshot(ranks[0])
+    step, shard_ids = next(
+        (step, ids) for step in range(3) for ids in ranks[0]._shards(step, ALONE).values() if 7 in ids
+    )
+
+    def work(reducer: Any) -> str:
+        try:
+            for _ in range(3):
+                ranks[reducer.rank].train_step(reducer)
+        except FloatingPointError as error:
+            return str(error)
+        raise AssertionError("the epoch was trained")
+
+    messages = FakeWorld(2).run(work)
+    assert all(f"the loss is nan at step {step} (epoch 0), from " in message for message in messages)
+    assert sorted("of another rank" in message for message in messages) == [False, True]
+    named = next(message for message in messages if "of another rank" not in message)
+    assert f"the shard of samples {', '.join(map(str, shard_ids))}: lower" in named
+    assert ranks[0].step == step
+    assert step > 0 or largest_difference(snapshot(ranks[0]), before) == 0
+
+
+def test_a_step_that_is_no_number_may_be_passed_over_by_all_ranks_alike() -> None:
+    ranks = [poisoned(make_trainee(non_finite="skip"), sample=7) for _ in range(2)]
+
+    def work(reducer: Any) -> list[dict[str, float]]:
+        return [dict(ranks[reducer.rank].train_step(reducer).metrics) for _ in range(3)]
+
+    reports = FakeWorld(2).run(work)
+    assert reports[0] == reports[1]
+    assert [report.get("steps_passed_over", 0) for report in reports[0]].count(1) == 1
+    assert largest_difference(snapshot(ranks[0]), snapshot(ranks[1])) == 0
+    assert all(tensor.isfinite().all() for tensor in snapshot(ranks[0]).values())
+    assert ranks[0].step == 3
+
+
+def test_a_model_that_is_lost_is_not_passed_over_for_ever() -> None:
+    trainee = make_trainee(small_config(num_epochs=9), non_finite="skip")
     with torch.no_grad():
         next(iter(trainee.parameters().values())).fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match=r"loss is nan at step 0 .*lower the learning rate"):
+    for _ in range(10):
         trainee.train_step(ALONE)
-    assert trainee.step == 0
+    with pytest.raises(FloatingPointError, match=r"nan at step 10 .*, after 10 steps passed over"):
+        trainee.train_step(ALONE)
+
+
+@pytest.mark.case("S08")
+@pytest.mark.parametrize("sizes", [(2, 2, 1, 1), (1, 3, 3, 2), (2, 4, 1, 3)])
+def test_two_saves_in_one_epoch_at_other_world_sizes_lose_and_repeat_nothing(sizes: tuple[int, ...]) -> None:
+    options = {"global_batch": 20}  # steps of 20, 20, 20 and 14 samples
+    (undisturbed,) = train(1, steps=4, **options)
+    state: dict[str, Any] = {}
+    seen: list[int] = []
+    for size in sizes:
+        ranks = [make_trainee(**options) for _ in range(size)]  # every process is a new one
+        for rank in ranks:
+            if state:
+                rank.load_state_dict(state)
+
+        def work(reducer: Any, ranks: list[ClassyTrainee] = ranks) -> list[int]:
+            ids = list(ranks[reducer.rank].sample_ids(reducer))
+            ranks[reducer.rank].train_step(reducer)
+            return ids
+
+        seen += [index for ids in FakeWorld(size).run(work) for index in ids]
+        state = ranks[0].state_dict()
+    assert Counter(seen) == dict.fromkeys(range(74), 1)
+    assert largest_difference(snapshot(ranks[0]), snapshot(undisturbed)) < ROUNDING
 
 
 # ---- state -----------------------------------------------------------------------------------

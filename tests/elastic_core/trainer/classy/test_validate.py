@@ -73,7 +73,7 @@ MISTAKES = [
     Mistake("optimizer.param_schedulers", GONE, "optimizer.param_schedulers: is required; without it"),
     Mistake("clip_grad_norm", 0, "clip_grad_norm: is 0; it must be a number over 0"),
     Mistake("test_only", True, "test_only: is True; it must be false"),
-    Mistake("amp_args", {"amp_type": "pytorch"}, "amp_args: mixed precision is not supported"),
+    Mistake("amp_args", {"amp_type": "pytorch"}, "remove amp_args and set training.elastic.precision: bf16"),
     Mistake(
         "distributed", {"batch_norm_sync_mode": "pytorch"}, "batch_norm_sync_mode: is 'pytorch': synchronised"
     ),
@@ -258,6 +258,37 @@ def test_a_config_that_cannot_be_read_is_told_with_its_path(tmp_path: Path) -> N
     assert "broken.json' is not JSON: Expecting value: line 1 column 10" in broken
 
 
+@pytest.mark.case("V05")
+def test_a_config_like_the_vit_examples_is_good_once_its_mixed_precision_is_the_jobs() -> None:
+    head = {"name": "vision_transformer_head", "unique_id": "h", "num_classes": 10, "in_plane": 8}
+    shape = {
+        "image_size": 16,
+        "patch_size": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "mlp_dim": 8,
+    }
+    config = small_config(
+        amp_args={"amp_type": "pytorch"},
+        clip_grad_norm=1.0,
+        mixup={"alpha": 0.5, "num_classes": 10},
+        loss={"name": "soft_target_cross_entropy"},
+        simulated_global_batchsize=32,
+        model={"name": "vision_transformer", **shape, "heads": [{**head, "fork_block": "trunk_output"}]},
+    )
+    augment = [{"name": "ToPILImage"}, {"name": "imagenet_autoaugment"}, {"name": "ToTensor"}]
+    config["dataset"]["train"]["transforms"] = [
+        {"name": "apply_transform_to_key", "key": "input", "transforms": augment}
+    ]
+    (problem,) = problems_of(config)
+    assert problem.startswith(f"{CONFIG}.amp_args: apex and float16 are not supported")
+    assert problem.endswith("remove amp_args and set training.elastic.precision: bf16")
+    del config["amp_args"]
+    elastic = {"virtual_shards": 4, "precision": "bf16"}
+    assert problems_of(config, elastic=elastic) == []
+
+
 @pytest.mark.case("V02", "F14")
 def test_an_unregistered_data_set_points_at_the_user_package() -> None:
     config = small_config()
@@ -286,6 +317,7 @@ def test_a_user_package_registers_its_parts(tmp_path: Path, monkeypatch: pytest.
     )
 
 
+@pytest.mark.case("V07")
 def test_fine_tuning_needs_a_checkpoint_that_is_there(tmp_path: Path) -> None:
     config = small_config(name="fine_tuning", freeze_trunk=True, reset_heads=True)
     (problem,) = problems_of(config)

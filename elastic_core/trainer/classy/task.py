@@ -100,7 +100,7 @@ class FineTuningMixin(ElasticMixin):
         self._set_pretrained_checkpoint_dict(data)
         self.pretrained_checkpoint_path = None  # else it would be read again, and not by `weights`
         try:
-            super().prepare()
+            super().prepare()  # type: ignore[misc]  # from the Classy Vision task
         finally:
             self.pretrained_checkpoint_path = path
             self._set_pretrained_checkpoint_dict(None)

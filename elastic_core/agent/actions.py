@@ -12,6 +12,7 @@ from elastic_core.agent.events import (
     ForceRequested,
     ForkServerDied,
     GenerationPublished,
+    KillWorker,
     LeaseEnded,
     NodeStatus,
     NodeUnfit,
@@ -28,6 +29,7 @@ from elastic_core.agent.events import (
     WakeAt,
     WarmForkServer,
     WorkerEnded,
+    WorkerHung,
     WorkerSpoke,
     WriteProgress,
     WriteResult,
@@ -207,6 +209,7 @@ def keep_finished(memory: AgentMemory, _event: object, _now: float) -> Commands:
 def fail_and_replace(memory: AgentMemory, event: WorkerEnded, now: float) -> Commands:
     """Report a failed worker of the elastic API and set another one up beside its peers."""
     report = _report(memory, event.local_rank, event.code, now)
+    memory.noted.pop(event.local_rank, None)
     memory.alive.add(event.local_rank)
     return [*report, ReplaceWorker(local_rank=event.local_rank)]
 
@@ -223,6 +226,16 @@ def fail_and_stop(memory: AgentMemory, event: WorkerSpoke | WorkerEnded, now: fl
     code = event.code if isinstance(event, WorkerEnded) else 0
     report = _report(memory, event.local_rank, code, now)
     return [*report, *_stop(memory, memory.policy.stop_grace, now)]
+
+
+def kill_hung(memory: AgentMemory, event: WorkerHung, now: float) -> Commands:
+    """End a worker that will not come: its death frees its peers, and is told as what it is."""
+    memory.note_hang(event)
+    told = memory.failure_of(event.local_rank, -9, now)
+    return [
+        Say(text=f"{told.headline()}; its stacks:\n{event.stacks or 'none, it does not answer'}"),
+        KillWorker(local_rank=event.local_rank, pid=event.pid),
+    ]
 
 
 def report_root(memory: AgentMemory, event: WorkerSpoke | WorkerEnded, now: float) -> Commands:

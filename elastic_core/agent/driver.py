@@ -37,6 +37,7 @@ from elastic_core.agent.events import (
     ForkServerDied,
     ForkServerReady,
     GenerationPublished,
+    KillWorker,
     LeaseEnded,
     NodeStatus,
     NodeUnfit,
@@ -66,6 +67,7 @@ from elastic_core.agent.metadata import NoticeWatch
 from elastic_core.agent.notices import Notice
 from elastic_core.agent.outbox import Outbox
 from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion
+from elastic_core.agent.pulse_watch import PulseWatch
 from elastic_core.agent.settings import AgentSettings
 from elastic_core.agent.worker_group import (
     ForkServerLost,
@@ -132,6 +134,13 @@ class AgentDriver:
         self._directory = self._private.path
         self._workers = self._worker_settings()
         self._group = self._worker_group()
+        self._pulses = PulseWatch(
+            self._directory,
+            processes=self._group.processes,
+            tell=self._inbox.put,
+            declared=settings.waits.hang,
+            clock=clock,
+        )
         self._port = PortReservation()
         self._probes = ProbeServer()
         self._ring = RingWatch(
@@ -268,6 +277,8 @@ class AgentDriver:
                 self._group.stop(grace)
             case ReplaceWorker(local_rank=local_rank):
                 self._group.replace(local_rank, self._environment(local_rank, None))
+            case KillWorker(local_rank=local_rank, pid=pid):
+                self._group.kill(local_rank, pid)
             case WarmForkServer():
                 self._group.warm()
             case WakeAt(at=at):
@@ -415,6 +426,7 @@ class AgentDriver:
         """End everything: workers first, so that no lease is given up while one still trains."""
         if self._notices:
             self._notices.close()
+        self._pulses.close()
         self._group.close()
         self._ring.close()
         self._outbox.flush(_FLUSH_S)

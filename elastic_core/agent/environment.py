@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from elastic_core.agent.events import GenerationPublished
+from elastic_core.agent.process import STACK_FILE
+from elastic_core.agent.pulse_watch import pulse_file, stack_file
 from elastic_core.ids import NodeId, RunId
+from elastic_core.pulse import PULSE_FILE
 
 _NOT_FOR_WORKERS: Final = ("PREFECT_", "PET_", "ELASTIC_STORE_")
 """What steers the agent or the orchestrator has no meaning, and credentials no place, in a worker."""
@@ -23,7 +26,7 @@ class WorkerSettings:
         job: Path of the job's JSON, "" for none.
         attempt: Counts the launches of the run: the first half of the fence token.
         interface: Network interface for gloo, "" to let it choose.
-        errors: Directory for torch's error files.
+        errors: Directory for torch's error files, pulses and stacks.
     """
 
     run: RunId
@@ -65,6 +68,8 @@ def worker_environment(
         "ELASTIC_NODE_ID": node_id,
         "LOCAL_RANK": str(local_rank),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
+        PULSE_FILE: str(pulse_file(settings.errors, local_rank)),
+        STACK_FILE: str(stack_file(settings.errors, local_rank)),
     }
     if part is None or part.assignment is None:
         return own

@@ -107,6 +107,27 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHung:
+    """A worker does not come to the collective in which its peers wait, or was stopped by a signal.
+
+    Attributes:
+        pid: Of the process that was watched; another one may have taken its place.
+        seconds: For how long it was watched without a change.
+        step: Finished steps, -1 where the worker tells none.
+        place: "file:line" where it stands, or "".
+        stacks: Of all its threads, bounded, or "".
+    """
+
+    local_rank: int
+    pid: int
+    seconds: float
+    step: int
+    is_stopped: bool
+    place: str
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStopped:
     """What `StopWorkers` asked for is done: no worker lives."""
 
@@ -190,6 +211,7 @@ AgentEvent = (
     | ForkServerDied
     | WorkerSpoke
     | WorkerEnded
+    | WorkerHung
     | WorkersStopped
     | GenerationPublished
     | RunClosed
@@ -273,6 +295,14 @@ class ReplaceWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """Kill one worker, if it still is this process; `WorkerEnded` follows."""
+
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendToWorkers:
     """Send a message to all workers."""
 
@@ -318,6 +348,7 @@ AgentCommand = (
     | WriteResult
     | StartWorkers
     | ReplaceWorker
+    | KillWorker
     | SendToWorkers
     | StopWorkers
     | WakeAt

@@ -14,6 +14,7 @@ from elastic_core.agent.events import (
     GenerationPublished,
     NodeStatus,
     WorkerEnded,
+    WorkerHung,
     WorkerSpoke,
     WorkersStopped,
 )
@@ -160,6 +161,23 @@ class AgentMemory:
             rank=failure.rank if assignment is None else assignment.first_rank + local_rank,
             step=self.step if failure.step < 0 else failure.step,
         )
+
+    def note_hang(self, event: WorkerHung) -> None:
+        """Remember why a worker is about to be killed; its own words, if it said any, are better."""
+        how = ", stopped by a signal" if event.is_stopped else ""
+        hung = Failure(
+            node_id=self.node_id,
+            generation=0,
+            rank=-1,
+            local_rank=event.local_rank,
+            exit_code=exit_code_of(-SIGKILL),
+            message=f"hung{how}: no step for {event.seconds:.0f} s",
+            location=event.place,
+            traceback=event.stacks,
+            step=event.step,
+            started=True,
+        )
+        self.noted.setdefault(event.local_rank, hung)
 
     def _ending(self, code: int) -> str:
         if code < 0:

@@ -30,6 +30,11 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
+STACK_FILE: Final = "ELASTIC_STACK_FILE"
+"""Variable that names the file to which a worker appends its stacks when it is asked for them."""
+STACK_SIGNAL: Final = signal.SIGRTMIN + 7
+"""Asks for them: a number that neither Python, torch nor the C library uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entrypoint:
@@ -126,7 +131,15 @@ def become_worker(launch: Launch, parent: int) -> None:
     os.environ.update(launch.environment)
     time.tzset()
     faulthandler.enable()
+    _offer_stacks(launch.environment.get(STACK_FILE, ""))
     _bind_children()
+
+
+def _offer_stacks(name: str) -> None:
+    """Have the stacks of all threads written to a file on `STACK_SIGNAL`."""
+    if name:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
 def reseed() -> None:

@@ -15,7 +15,11 @@ from elastic_core.store.endpoint import Credentials, TlsFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Waits in seconds, from `--rdzv-conf`."""
+    """Waits in seconds, from `--rdzv-conf`.
+
+    Attributes:
+        hang: A worker that makes no step for so long hangs; 0: derived from its steps so far.
+    """
 
     lease_ttl: float = 3.0
     last_call: float = 5.0
@@ -24,6 +28,7 @@ class Waits:
     suspect: float = 0.7
     stop_grace: float = 30.0
     stop: float = 60.0
+    hang: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

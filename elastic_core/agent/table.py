@@ -29,6 +29,7 @@ from elastic_core.agent.events import (
     StoreSilent,
     TimeAdvanced,
     WorkerEnded,
+    WorkerHung,
     WorkersStopped,
 )
 from elastic_core.agent.memory import AgentMemory
@@ -251,6 +252,10 @@ _FAILURES: Final = (
     _row(S.TRAINING, WorkerFailed, S.STOPPING, do.fail_and_stop, "it says why it ends"),
     _row(S.TRAINING, WorkerEnded, S.WARMING, do.fail_and_replace, "a worker died", guard=is_elastic),
     _row(S.TRAINING, WorkerEnded, S.STOPPING, do.fail_and_stop, "a worker died"),
+    *(
+        _row(state, WorkerHung, state, do.kill_hung, "it does not come to the collective")
+        for state in (S.TRAINING, S.DRAINING)
+    ),
     _row(S.STOPPING, WorkerFailed, S.STOPPING, do.report_root, "the root cause", guard=is_root),
     _row(S.STOPPING, WorkerFailed, S.STOPPING, do.nothing, "a consequence"),
     _row(S.STOPPING, WorkerEnded, S.STOPPING, do.report_root, "the root cause", guard=is_root),
@@ -376,6 +381,7 @@ ROWS: Final[tuple[Row, ...]] = (
 _LATE: Final[tuple[type, ...]] = (
     WorkerAttached, WorkerReady, GenerationLeft, GroupBroken, WorkerFailed, ProgressMade, StepsResumed,
     TrainingFinished, GenerationPublished, ForkServerReady, Registered, TimeAdvanced, StoreSilent,
+    WorkerHung,
 )  # fmt: skip
 """May come in any state: a worker speaks while it is being ended, a timer was set for what is past."""
 _UNIMPORTANT: Final[tuple[type, ...]] = (

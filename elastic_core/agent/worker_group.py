@@ -235,6 +235,19 @@ class WorkerGroup:
             self._check_free(local_rank)
             self._launch(local_rank, environment)
 
+    def processes(self) -> dict[int, int]:
+        """Return the process id of each local rank's worker that has started and not ended."""
+        with self._lock:
+            return {local_rank: worker.pid for local_rank, worker in self._workers.items() if worker.pid}
+
+    def kill(self, local_rank: int, pid: int) -> None:
+        """Kill a worker and everything in its session, if it still is that process."""
+        with self._lock:
+            worker = self._workers.get(local_rank)
+            if worker is not None and worker.pid == pid and self._server is not None:
+                self._server.kill_worker(worker.launch.number)
+        self._notify()
+
     def send(self, message: AgentMessage) -> None:
         """Send a message to all workers that said `WorkerAttached`; never blocks."""
         with self._lock:

@@ -250,6 +250,19 @@ class Timeouts(_Model):
     stop_grace: float = Field(30.0, ge=0, description="Between SIGTERM and SIGKILL of a worker.")
 
 
+class HealthPolicy(_Model):
+    """How workers and nodes that are there and do not work are found."""
+
+    model_config = ConfigDict(title="Health")
+
+    hang_timeout: float = Field(
+        0,
+        ge=0,
+        description="A worker that makes no step for so many seconds is replaced; 0: twenty times its "
+        "longest step, at least 30 s, and 300 s for its first one.",
+    )
+
+
 class JobSpec(_Model):
     """A training job.
 
@@ -282,6 +295,7 @@ class JobSpec(_Model):
     )
     max_restarts: int = Field(3, ge=0, description="Failures of workers, job-wide; never node losses.")
     timeouts: Timeouts = Timeouts()
+    health: HealthPolicy = HealthPolicy()
     etcd: EtcdSource = EtcdSource()
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from elastic_core.errors import ElasticError, RefusedInput
+from elastic_core.pulse import Pulse
 from elastic_core.trainer.meeting import Meeting, MeetingFailed
 from elastic_core.trainer.order import shards_of
 from elastic_core.trainer.snapshot import Layout, put_together, take_apart
@@ -85,7 +86,13 @@ class Group:
     """What handled uncaught exceptions before torch wrapped it, to print the rank."""
 
     def __init__(
-        self, seat: Seat, *, backend: Backend = "gloo", timeout_s: float = 600.0, meeting_s: float = 120.0
+        self,
+        seat: Seat,
+        *,
+        backend: Backend = "gloo",
+        timeout_s: float = 600.0,
+        meeting_s: float = 120.0,
+        pulse: Pulse | None = None,
     ) -> None:
         """Prepare a group; nothing happens before `form`.
 
@@ -94,6 +101,7 @@ class Group:
             backend: "nccl" for CUDA tensors, one GPU a worker.
             timeout_s: A collective that takes longer is broken, if nobody gave it up before.
             meeting_s: All members must have come together by then.
+            pulse: Told of the times that are spent waiting for peers.
         """
         self.seat = seat
         self.is_formed = False
@@ -110,6 +118,7 @@ class Group:
         self._kept: tuple[object, ...] = ()
         """What a collective that broke may still refer to."""
         self._open = False
+        self._pulse = pulse or Pulse()
 
     @classmethod
     def of_program(cls, generation: int, *, world_size: int) -> Self:
@@ -319,9 +328,10 @@ class Group:
         """Turn every failure of a collective into `GroupBroken`."""
         self._check()
         try:
-            yield
-            if self._backend == "nccl":
-                torch.cuda.current_stream().synchronize()
+            with self._pulse.waiting():
+                yield
+                if self._backend == "nccl":
+                    torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
             why = self._why or _plain(error)
             raise GroupBroken(f"generation {self.seat.generation} broke: {why}") from error

@@ -21,6 +21,7 @@ from elastic_core.errors import RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.model.job import CheckpointPolicy
 from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.pulse import Doing
 from elastic_core.trainer.audit_log import AuditLog
 from elastic_core.trainer.checkpoint import Checkpoint, Manifest, Token
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
@@ -163,6 +164,7 @@ class ElasticLoop:
         """Go through one generation; return whether the job is complete."""
         group: Group | None = None
         self._times.assigned = order.received_at
+        self._session.pulse.do(Doing.OTHER)
         try:
             group = self._session.enter(
                 order, backend=self._settings.backend, timeout_s=self._settings.timeout_s
@@ -176,6 +178,7 @@ class ElasticLoop:
             self._session.report_broken(order.number, self._trainee.step, str(error))
             return False
         finally:
+            self._session.pulse.do(Doing.NOTHING)
             if group is not None:
                 self._session.leave(group)
 
@@ -274,9 +277,11 @@ class ElasticLoop:
     def _step(self, group: Group) -> None:
         trainee = self._trainee
         step, start = trainee.step, self._clock.monotonic()
+        self._session.pulse.begin_step(step)
         if self._settings.audit:
             self._audit.step_begun(epoch=trainee.epoch, step=step, ids=trainee.sample_ids(group))
         report = trainee.train_step(group)
+        self._session.pulse.end_step()
         if self._settings.audit:
             self._audit.step_committed(step)
         self._samples += report.samples

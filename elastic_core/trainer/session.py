@@ -34,6 +34,7 @@ from elastic_core.model.messages import (
 )
 from elastic_core.model.messages import GroupBroken as GroupBrokenMessage
 from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.pulse import Pulse
 from elastic_core.trainer.group import Backend, Group, GroupBroken, Seat, Wishes
 
 PLANNED: Final = frozenset({Cause.START, Cause.JOIN, Cause.DRAIN, Cause.RESCALE})
@@ -76,7 +77,8 @@ def planned_until(known: int, order: EnterGeneration | LeaveGeneration) -> int:
 class Session:
     """The link to the agent and what it ordered. Its methods belong to the thread that trains."""
 
-    def __init__(self, link: AgentLink, *, local_rank: int, clock: Clock) -> None:
+    def __init__(self, link: AgentLink, *, local_rank: int, clock: Clock, pulse: Pulse | None = None) -> None:
+        self.pulse = pulse or Pulse()
         self._link = link
         self._local_rank = local_rank
         self._clock = clock
@@ -102,7 +104,9 @@ class Session:
             LinkLost: There is no agent.
         """
         link = AgentLink.connect(environment)
-        session = cls(link, local_rank=int(environment.get("LOCAL_RANK", "0")), clock=clock)
+        session = cls(
+            link, local_rank=int(environment.get("LOCAL_RANK", "0")), clock=clock, pulse=Pulse.of(environment)
+        )
         session.start()
         return session
 
@@ -191,7 +195,7 @@ class Session:
             host=generation.master_address,
             port=generation.master_port,
         )
-        group = Group(seat, backend=backend, timeout_s=timeout_s)
+        group = Group(seat, backend=backend, timeout_s=timeout_s, pulse=self.pulse)
         with self._changed:
             self._group = group
             self._press()

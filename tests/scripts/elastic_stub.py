@@ -29,6 +29,7 @@ from elastic_core.model.messages import (
     WorkerReady,
 )
 from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.pulse import Doing, Pulse
 
 STEP_S = 0.02
 
@@ -39,6 +40,7 @@ class Stub:
         self.steps = options.steps
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.link = AgentLink.connect()
+        self.pulse = Pulse.of(os.environ)
         self.part: EnterGeneration | None = None
         self.step = 0
         self.told_at = 0.0
@@ -74,6 +76,7 @@ class Stub:
 
     def enter(self, message: EnterGeneration) -> None:
         before, self.part = self.step, message
+        self.pulse.do(Doing.OTHER)
         saved = self.directory / "step"
         if self.step == 0 and saved.exists():
             self.step = int(saved.read_text() or "0")
@@ -97,6 +100,7 @@ class Stub:
         self.save()
         self.note("left", saved=saved)
         self.part = None
+        self.pulse.do(Doing.NOTHING)
         self.link.send(GenerationLeft(generation=number, step=self.step, saved=saved))
 
     def train(self) -> None:
@@ -107,6 +111,9 @@ class Stub:
             self.note("broken")
             self.link.send(GroupBroken(generation=self.number, step=self.step, error="peer is gone"))
             return
+        self.pulse.begin_step(self.step)
+        self.compute()
+        self.pulse.end_step()
         self.step += 1
         self.save()
         if time.monotonic() - self.told_at > 0.1:
@@ -116,6 +123,12 @@ class Stub:
         if fault.exists():
             fault.unlink()
             self.fail()
+
+    def compute(self) -> None:
+        hang = self.directory / f"hang-{self.rank}"
+        if hang.exists():
+            hang.unlink()
+            time.sleep(3600)  # the line that a stack must name
 
     def tell(self) -> None:
         progress = Progress(

@@ -249,6 +249,47 @@ def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun)
         assert any("ValueError: bad label 7 at stub.py:1" in line for line in agent.last_lines())
 
 
+@pytest.mark.case("W06")
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_named_with_its_stack_and_replaced_and_the_others_keep_their_state(
+    run: StubRun,
+) -> None:
+    agents = {name: run.node(name, "2", "--max-restarts=2", conf="hang_timeout=1") for name in "ab"}
+    run.wait_entered(1)
+    run.wait_step(10)
+    (run.shared / "hang-1").touch()
+    entry = run.wait_entered(2)
+    assert (entry.generation.cause, entry.generation.restart_count) == (Cause.FAILURE, 1)
+    assert re.search(
+        r"^rank 1 on node \S+: hung: no step for \d s at \S*elastic_stub\.py:\d+ after step \d+$",
+        entry.generation.reason,
+    )
+    (failure,) = [failure for failure in run.facts().failures if not failure.consequence]
+    assert 'elastic_stub.py", line' in failure.traceback
+    assert " in compute" in failure.traceback.splitlines()[1]
+    assert (failure.rank, failure.exit_code) == (1, 137)
+    assert "its stacks:" in agents[str(failure.node_id)[0]].output()
+    entered = run.notes("entered")
+    assert len({note["pid"] for note in entered if note["rank"] == 0}) == 1, (
+        "the survivor is the same process"
+    )
+
+
+@pytest.mark.case("W06")
+@pytest.mark.slow
+def test_a_worker_that_a_signal_stopped_is_found_and_replaced(run: StubRun) -> None:
+    for name in "ab":
+        run.node(name, "2", "--max-restarts=2", conf="hang_timeout=1")
+    run.wait_entered(1)
+    run.wait_step(10)
+    (victim,) = [note["pid"] for note in run.notes("entered") if note["rank"] == 1]
+    os.kill(victim, signal.SIGSTOP)
+    entry = run.wait_entered(2)
+    assert (entry.generation.cause, entry.generation.restart_count) == (Cause.FAILURE, 1)
+    assert "hung, stopped by a signal: no step for" in entry.generation.reason
+    assert not is_alive(victim)
+
+
 @pytest.mark.case("G02")
 @pytest.mark.slow
 def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: StubRun) -> None:

@@ -5,12 +5,15 @@ import pytest
 from elastic_core.agent.events import (
     AgentStarted,
     Exit,
+    KillWorker,
     NodeStatus,
     NodeUnfit,
     Registered,
     ReplaceWorker,
     ReportFailure,
+    Say,
     StopWorkers,
+    WorkerHung,
     WorkersStopped,
     WriteStatus,
 )
@@ -18,6 +21,7 @@ from elastic_core.agent.table import AgentState
 from elastic_core.model.node import NodePhase
 from tests.elastic_core.agent.scenes import (
     ME,
+    SIGTERM,
     Scene,
     broke,
     elastic,
@@ -29,6 +33,7 @@ from tests.elastic_core.agent.scenes import (
     scene,
     statuses,
     torchrun,
+    without_me,
 )
 
 
@@ -59,6 +64,43 @@ def test_what_a_worker_says_of_its_failure_is_reported_before_its_process_ends_a
     assert failure_in(failed).headline() == ("rank 1 on node a.1: ValueError: bad label 7 at train.py:12")
     assert failed.acts[-1] == ReplaceWorker(local_rank=0)
     assert failed.state is AgentState.WARMING
+
+
+HUNG = WorkerHung(
+    local_rank=0, pid=7, seconds=31.4, step=12, is_stopped=False, place="train.py:40", stacks="Current thread"
+)
+
+
+@pytest.mark.case("W06")
+@scene
+def test_a_hung_worker_is_killed_and_its_death_is_told_as_the_hang() -> None:
+    for node in (elastic(published(1)), torchrun(published(1))):
+        node.tell(HUNG)
+        assert node.acts[-1] == KillWorker(local_rank=0, pid=7)
+        node.tell(ended(-9))
+        failure = failure_in(node)
+        assert failure.headline() == "rank 0 on node a.1: hung: no step for 31 s at train.py:40 after step 12"
+        assert (failure.exit_code, failure.consequence, failure.traceback) == (137, False, "Current thread")
+
+
+@scene
+def test_a_hung_worker_of_a_draining_node_does_not_hold_it_up() -> None:
+    node = elastic(published(1), SIGTERM).tell(HUNG)
+    assert node.acts[-1] == KillWorker(local_rank=0, pid=7)
+    node.tell(ended(-9))
+    assert node.state is AgentState.LEAVING
+
+
+def test_a_hang_that_is_told_when_the_worker_trains_no_more_means_nothing() -> None:
+    node = elastic(published(1), without_me(2)).tell(HUNG)
+    assert node.acts == []
+
+
+def test_the_worker_that_takes_the_place_of_a_hung_one_fails_for_reasons_of_its_own() -> None:
+    node = elastic(published(1), HUNG, ended(-9))
+    node.tell(ended(1))
+    (said,) = [command.text for command in node.commands if isinstance(command, Say)]
+    assert said == "set-up failed, trying again: rank 0 on node a.1: ended with code 1"
 
 
 @scene

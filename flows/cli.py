@@ -134,6 +134,23 @@ def stop(run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsD
 
 
 @app.command()
+def scale(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    target: Annotated[int, typer.Option(help="Nodes to have; 0: as now, within the bounds.", min=0)] = 0,
+    least: Annotated[int, typer.Option("--min", help="Training waits below so many.", min=0)] = 0,
+    most: Annotated[int, typer.Option("--max", help="No more nodes than so many.", min=0)] = 0,
+    wait: Annotated[float, typer.Option(help="Wait so many seconds for the new generation.", min=0)] = 0,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Let a running job grow or shrink; no step is lost."""
+    from elastic_core.rescale.decision import Rescale
+    from tasks.rescale import rescale
+
+    wish = Rescale(target=target, min=least, max=most)
+    typer.echo(rescale(runs, run, wish, wait_s=wait).headline())
+
+
+@app.command()
 def reconcile(
     apply: Annotated[bool, typer.Option("--apply", help="End what no run owns; else only tell.")] = False,
     abandoned_after: Annotated[

@@ -28,6 +28,9 @@ ARTIFACT_PERIOD_S: Final = 30.0
 CALL_DEADLINE_S: Final = 5.0
 CLOSE_DEADLINE_S: Final = 15.0
 
+INPUT_PREFIX: Final = "rescaleinput-auto"
+"""Keys of what `flows.rescale.RescaleInput.send_to` sends: Prefect makes them of the class's name."""
+
 _GOING_ON: Final = frozenset({StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateType.PAUSED})
 _STOPPING: Final = frozenset({StateType.CANCELLING, StateType.CANCELLED})
 
@@ -62,6 +65,7 @@ class PrefectLink:
         self._state: StateType = StateType.RUNNING
         self._trouble = ""
         self._artifacts: dict[str, UUID] = {}
+        self._inputs: list[str] = []
         self._thread = threading.Thread(target=self._work, name="prefect-link", daemon=True)
 
     def __enter__(self) -> Self:
@@ -95,6 +99,12 @@ class PrefectLink:
         """Return why the artifacts are not updated any more, "" while they are."""
         return self._trouble
 
+    def take_inputs(self) -> list[str]:
+        """Return what was sent to this flow run since the last call, as JSON."""
+        with self._lock:
+            taken, self._inputs = self._inputs, []
+            return taken
+
     # ---- the thread --------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -109,6 +119,7 @@ class PrefectLink:
             written_at = float("-inf")
             while not self._closing:
                 self._read_state(client)
+                self._read_inputs(client)
                 if time.monotonic() - written_at >= ARTIFACT_PERIOD_S and self._write(client):
                     written_at = time.monotonic()
                 with self._lock:
@@ -122,6 +133,19 @@ class PrefectLink:
             return  # An outage changes nothing: the last known state holds.
         if state is not None and state.type is not self._state:
             self._state = state.type
+            self._wake()
+
+    def _read_inputs(self, client: SyncPrefectClient) -> None:
+        """Take what was sent; deleted first, so that nothing is followed twice."""
+        try:
+            found = client.filter_flow_run_input(self._flow_run, INPUT_PREFIX, limit=10, exclude_keys=set())
+            for sent in found:
+                client.delete_flow_run_input(self._flow_run, sent.key)
+                with self._lock:
+                    self._inputs.append(sent.value)
+        except (httpx.HTTPError, PrefectException):
+            return
+        if found:
             self._wake()
 
     def _write(self, client: SyncPrefectClient) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
+from pydantic import ValidationError
 
+from elastic_core.rescale.decision import Rescale
 from flows.artifacts import artifacts_of
 from flows.audience import RunSnapshot, audience
 from flows.link import PrefectLink
@@ -76,6 +78,17 @@ class FlowSide:
         if self._link is not None and self._link.wants_stop():
             return "the flow run was cancelled"
         return self._signals.asked()
+
+    def wishes(self) -> Sequence[Rescale]:
+        """Return the rescales that were sent to this flow run since the last call."""
+        sent = self._link.take_inputs() if self._link else []
+        found = []
+        for text in sent:
+            try:
+                found.append(Rescale.model_validate_json(text))
+            except ValidationError as error:
+                self.say(f"a rescale was refused: {error.errors()[0]['msg']}")
+        return found
 
     def is_foreign(self) -> bool:
         """Return whether the server holds the run for ended."""

@@ -15,7 +15,13 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
-from elastic_core.errors import ElasticError, LeaseLost, ProviderError, ProviderUnavailable
+from elastic_core.errors import (
+    ElasticError,
+    LeaseLost,
+    ProviderError,
+    ProviderUnavailable,
+    RefusedInput,
+)
 from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.codec import encode
@@ -23,6 +29,7 @@ from elastic_core.model.membership import Closed, Outcome, Stop, Target
 from elastic_core.planning.launches import LaunchLog
 from elastic_core.planning.plan import plan_cluster
 from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
+from elastic_core.rescale.decision import Rescale, decide, describe
 from elastic_core.store.protocol import Store
 from tasks.ownership import Ownership
 from tasks.provision import ALIVE, Cluster
@@ -44,6 +51,10 @@ class Steering(Protocol):
 
     def stop_reason(self) -> str:
         """Return why somebody wants the run to stop, "" while nobody does."""
+        ...
+
+    def wishes(self) -> Sequence[Rescale]:
+        """Return the sizes that somebody asked for since the last call."""
         ...
 
     def is_foreign(self) -> bool:
@@ -126,6 +137,7 @@ class Supervision:
             if time.monotonic() >= deadline:
                 return self.stop("the time limit was reached")
             try:
+                self._follow(steering.wishes(), observation, ownership)
                 given_up = self._tend(observation, ownership)
             except LeaseLost as error:
                 raise Fenced(str(error)) from error
@@ -180,6 +192,21 @@ class Supervision:
                 return _hopeless(action)
             self._perform(action)
         return None
+
+    def _follow(self, wishes: Sequence[Rescale], seen: Observation, ownership: Ownership) -> None:
+        """Write the targets that wishes lead to; a wish outside the job's limits is refused in one line."""
+        held = seen.target or Target(nodes=self._plan.nodes)
+        for wish in wishes:
+            try:
+                target = decide(wish, self._cluster.attempt.job.nodes, held)
+            except RefusedInput as refusal:
+                self._say(f"a rescale was refused: {'; '.join(refusal.problems)}")
+                continue
+            if ownership.write(self._cluster.keys.target, encode(target)):
+                self._say(f"rescale: {describe(held, target)}")
+                held = target
+            else:
+                self._say("a rescale was dropped, for the store stood still: ask again")
 
     def _perform(self, action: Launch | Terminate | Hold) -> None:
         match action:

@@ -79,8 +79,21 @@ class Ownership:
             LeaseLost: The run is not ours any more; nothing was written.
         """
         written = self._store.transact([self._created, Created(key, NO_REVISION)], [Put(key, value)])
-        if written.succeeded:
-            return
+        if not written.succeeded:
+            self._require_ours()
+
+    def write(self, key: str, value: bytes) -> bool:
+        """Write a key as the owner; return whether it was written: not while the run is taken again.
+
+        Raises:
+            LeaseLost: The run is not ours any more.
+        """
+        if self._store.transact([self._created], [Put(key, value)]).succeeded:
+            return True
+        self._require_ours()
+        return False
+
+    def _require_ours(self) -> None:
         owner = self._store.read(self._keys.owner)
         if owner is not None and owner.lease != self._lease:
             raise LeaseLost(f"run {self._keys.run} is driven by another flow now")

@@ -80,14 +80,18 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How many nodes the flow expects: the value of the `target` key, written by the flow only.
+    """How many nodes are wanted: the value of the `target` key, written by the flow or a rescale.
 
     Attributes:
         nodes: Nodes wanted in the next generation; a generation closes at once when so many are
             ready, and takes no more than so many.
+        least: No generation of fewer is formed from now on; 0: the job's own minimum.
+        most: What a later target may be at most; 0: the job's own maximum.
     """
 
     nodes: int
+    least: int = 0
+    most: int = 0
 
 
 class Outcome(StrEnum):

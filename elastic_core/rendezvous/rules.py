@@ -213,7 +213,7 @@ def let_the_rest_finish(situation: Situation, _now: float) -> Decision | None:
 
 def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
     """Never form a generation below the minimum; give up at the join timeout."""
-    needed, ready = situation.policy.least, len(situation.ready)
+    needed, ready = situation.least, len(situation.ready)
     if situation.due_since is None or ready >= needed:
         return None
     deadline = max(situation.due_since, situation.short_since) + situation.policy.join_timeout

@@ -137,7 +137,14 @@ class Situation:
         """Members at most: what the flow wants, within the bounds and the allowed sizes of the run."""
         policy = self.policy
         wanted = policy.max_nodes if self.target is None else min(self.target.nodes, policy.max_nodes)
-        return policy.sizes.largest_within(max(wanted, policy.least))
+        return policy.sizes.largest_within(max(wanted, self.least))
+
+    @property
+    def least(self) -> int:
+        """Members that a generation has at least: the run's own minimum, or a higher one that was set."""
+        policy = self.policy
+        wanted = 0 if self.target is None else min(self.target.least, policy.max_nodes)
+        return max(policy.least, policy.sizes.least_from(wanted))
 
     @property
     def size(self) -> int:
@@ -293,7 +300,7 @@ class Situation:
             self.due_since = None
         elif self.due_since is None:
             self.due_since = now
-        if len(self.ready) < self.policy.least:
+        if len(self.ready) < self.least:
             if self.enough_since is not None:
                 self.short_since = now
             self.enough_since = None

@@ -1,1 +1,1 @@
-"""When a run grows, shrinks or replaces nodes: ordered rules."""
+"""What a person or an automation may ask of a running job's size. Pure."""

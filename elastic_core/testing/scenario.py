@@ -164,9 +164,9 @@ class Scenario:
         """A probed node answers."""
         return self.tell(NodeAnswered(node_id=NodeId(node_id)))
 
-    def target(self, nodes: int) -> list[CoordinatorCommand]:
-        """The flow wants so many nodes."""
-        self._view = replace(self._view, target=Target(nodes=nodes))
+    def target(self, nodes: int, *, least: int = 0) -> list[CoordinatorCommand]:
+        """The flow wants so many nodes, and no generation of fewer than `least`."""
+        self._view = replace(self._view, target=Target(nodes=nodes, least=least))
         return self.tell(TargetChanged(target=self._view.target))
 
     def stop(self, reason: str) -> list[CoordinatorCommand]:

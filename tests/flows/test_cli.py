@@ -132,7 +132,7 @@ def test_an_etcd_that_is_not_there_is_told_before_anything_is_made(
 
 
 @pytest.mark.case("L08")
-@pytest.mark.parametrize("command", ["status", "stop", "teardown"])
+@pytest.mark.parametrize("command", ["status", "stop", "teardown", "scale"])
 def test_an_unknown_run_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

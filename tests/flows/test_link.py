@@ -10,6 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.states import Cancelling, Running
 
+from elastic_core.rescale.decision import Rescale
 from flows.link import ArtifactContent, PrefectLink
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -74,6 +75,17 @@ def test_a_run_that_the_server_holds_for_crashed_is_foreign(
         client.set_flow_run_state(flow_run, Crashed(), force=True)
         assert woken.wait(20)
         assert link.is_foreign()
+
+
+def test_what_the_running_flow_is_sent_is_taken_once(client: SyncPrefectClient, flow_run: UUID) -> None:
+    from flows.rescale import RescaleInput
+
+    RescaleInput(target=3).send_to(flow_run, sender="a test")
+    woken = threading.Event()
+    with PrefectLink(flow_run, woken.set) as link:
+        assert woken.wait(20)
+        assert [Rescale.model_validate_json(sent) for sent in link.take_inputs()] == [Rescale(target=3)]
+    assert client.filter_flow_run_input(flow_run, "", limit=10, exclude_keys=set()) == []
 
 
 def test_a_broken_picture_is_told_and_does_not_pass_unseen(flow_run: UUID) -> None:

@@ -49,6 +49,7 @@ def test_every_key_is_known() -> None:
     assert [deployment.name for deployment in ProjectFile.model_validate(project()).deployments] == [
         "elastic-train",
         "elastic-reconcile",
+        "elastic-rescale",
         "elastic-teardown",
         "elastic-status",
     ]
@@ -81,11 +82,13 @@ def test_no_schedule_says_whether_it_is_active_and_each_has_a_slug() -> None:
     assert [sorted(schedule) for schedule in schedules] == [["interval", "parameters", "slug"]]
 
 
-def test_only_a_teardown_must_be_told_what_to_work_on() -> None:
+def test_only_what_acts_on_one_run_must_be_told_which() -> None:
     from flows.reconcile import elastic_reconcile, elastic_status, elastic_teardown
+    from flows.rescale import elastic_rescale
 
-    flows = (elastic_reconcile, elastic_status, elastic_teardown)
-    assert [parameter_schema(flow).required for flow in flows] == [[], [], ["run"]]
+    flows = (elastic_reconcile, elastic_status, elastic_teardown, elastic_rescale)
+    required = [parameter_schema(flow).required for flow in flows]
+    assert required == [[], [], ["run"], ["run", "wish"]]
     for flow in flows:
         fields = parameter_schema(flow).properties.values()
         assert all(field.get("description") for field in fields)

@@ -13,6 +13,7 @@ from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import JobSpec, NodeBounds
 from elastic_core.model.membership import Closed, Outcome, Stop, Target
+from elastic_core.rescale.decision import Rescale
 from elastic_core.store.keys import RunKeys
 from elastic_core.testing.fake_provider import FakeProvider
 from elastic_core.testing.memory_store import MemoryServer, MemoryStore
@@ -57,6 +58,11 @@ class FakeCluster:
 class Steering:
     stop: str = ""
     foreign: bool = False
+    asked: list[Rescale] = field(default_factory=list)
+
+    def wishes(self) -> list[Rescale]:
+        taken, self.asked = self.asked, []
+        return taken
 
     def stop_reason(self) -> str:
         return self.stop
@@ -152,6 +158,22 @@ def test_a_target_that_somebody_else_set_is_followed(stage: Stage) -> None:
     ]
     stage.run()
     assert stage.running() == ["node-1", "node-2", "node-3"]
+
+
+def test_a_size_that_the_running_flow_is_sent_is_written_and_followed(stage: Stage) -> None:
+    stage.acts += [
+        when(alive(2), lambda: stage.steering.asked.append(Rescale(target=3))),
+        when(alive(3), lambda: stage.steering.asked.append(Rescale(target=9))),
+        when(lambda _: "choose one from 1 to 4" in stage.said[-1], stage.close),
+    ]
+    stage.run()
+    target = stage.store.read(KEYS.target)
+    assert target is not None
+    assert decode(Target, target.value) == Target(nodes=3, least=1, most=4)
+    assert stage.said[-1] == (
+        "a rescale was refused: target is 9: choose one from 1 to 4, the job's own bounds"
+    )
+    assert "rescale: the target goes from 2 to 3 nodes (from 1 to 4)" in stage.said
 
 
 def test_what_ended_before_is_history_and_does_not_slow_the_first_launch(

@@ -15,9 +15,11 @@ import pytest
 
 from elastic_core.model.job import JobSpec, NodeBounds, ScriptTraining
 from elastic_core.model.membership import Outcome
+from elastic_core.rescale.decision import Rescale
 from flows.audience import RunEnd, RunSnapshot, listening
 from tasks.process import carrying
 from tasks.providers.local import NODE_MARK
+from tasks.rescale import rescale
 from tasks.runs import RunDirectory, all_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("prefect_server")]
@@ -140,6 +142,46 @@ def test_a_bare_deployment_run_is_accepted(tmp_path: Path) -> None:
     run: Any = run_deployment("elastic-train/elastic-train", timeout=0)
     assert run.state.type == "SCHEDULED"
     assert run.parameters == {}
+
+
+def test_a_running_job_grows_and_shrinks_and_its_nodes_come_and_go(tmp_path: Path) -> None:
+    from flows.rescale import RescaleInput, elastic_rescale
+
+    def act(snapshot: RunSnapshot) -> None:
+        directory, current = snapshot.attempt.directory, snapshot.observation.current
+        assert current is not None
+        sizes.append(current.group_world_size)
+        match sizes:
+            case [2]:
+                done.append(rescale(tmp_path, directory.run, Rescale(target=1)).headline())
+            case [2, 1]:  # by word to the flow itself
+                RescaleInput(target=2, max=2).send_to(FlowRunContext.get().flow_run.id)  # type: ignore[union-attr]
+            case [2, 1, 2]:
+                ended.extend(node.detail for node in snapshot.observation.instances if node.detail)
+                (directory.path / "finish").touch()
+
+    from prefect.context import FlowRunContext
+
+    sizes: list[int] = []
+    done: list[str] = []
+    ended: list[str] = []
+    conductor = Conductor(act)
+    state = train(conductor, tmp_path)
+    assert (state.type, sizes) == ("COMPLETED", [2, 1, 2])
+    (run,) = all_runs(tmp_path)
+    assert done == [f"run {run.run}: the target goes from 2 to 1 nodes (from 1 to 2)"]
+    assert ended == ["ended on request"], "the provider ended the node that was released"
+    assert [row["cause"] for row in json.loads(run.report_file.read_text())["generations"]] == [
+        "start",
+        "rescale",
+        "join",
+    ]
+    over: Any = elastic_rescale(run.run, Rescale(target=1), runs=str(tmp_path), return_state=True)
+    assert (over.type, over.message) == (
+        "FAILED",
+        f"Flow run encountered an exception: RefusedInput: run {run.run} does not run: "
+        "start it with nodes.target in the job",
+    )
 
 
 # ---- the command line in its own process: signals, death, adoption ------------------------------

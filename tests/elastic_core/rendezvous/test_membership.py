@@ -182,6 +182,24 @@ def test_a_drain_below_the_minimum_waits() -> None:
     assert (causes(run), lost(run)) == ([Cause.DRAIN], {"a": "drained"})
 
 
+def test_a_higher_minimum_holds_for_the_next_generation_and_its_wait_begins_when_it_is_too_few() -> None:
+    run = running("a", "b", min_nodes=1)
+    run.target(2, least=2)
+    assert run.members == ("a", "b")
+    run.now += 1_000
+    run.seen("b", phase=NodePhase.DRAINING)
+    assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s)"
+    run.target(1, least=1)
+    assert run.members == ("a",)
+
+
+def test_a_minimum_that_was_set_is_never_below_the_runs_own() -> None:
+    run = running("a", "b", min_nodes=2)
+    run.target(2, least=1)
+    run.seen("b", phase=NodePhase.DRAINING)
+    assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s)"
+
+
 def test_a_smaller_target_releases_the_newest_members() -> None:
     run = running("a", "b", "c")
     run.target(1)

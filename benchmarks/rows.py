@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 PACKAGES = ("elastic-train", "torch", "grpcio", "protobuf", "prefect", "classy-vision")
@@ -87,7 +90,7 @@ def print_report(rows: Sequence[Row], json_path: str = "", *, facts: dict[str, A
     for none; `facts` are those of before the measurement, of now if they are not given.
     """
     facts = facts or machine_facts()
-    console = Console(stderr=json_path == "-")
+    console = _console(_table(rows), stderr=json_path == "-")
     console.print(_table(rows))
     load = ", ".join(str(value) for value in facts["load_before"])
     console.print(f"{facts['cpu']}, {facts['cores']} cores, load before {load}, Python {facts['python']}")
@@ -98,15 +101,29 @@ def print_report(rows: Sequence[Row], json_path: str = "", *, facts: dict[str, A
         Path(json_path).write_text(text + "\n")
 
 
+def _console(table: Table, *, stderr: bool) -> Console:
+    """Return where a table is printed: a file is as wide as the table, a terminal as wide as it is."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        unlimited = console.options.update(max_width=1_000)
+        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
+    return console
+
+
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table("peer", "case")
+    """Return the rows by peer; notes stand below their cases, so that numbers keep their columns."""
+    table = Table("case", box=box.SIMPLE_HEAD)
     for name in ("n", "min", "median", "max"):
-        table.add_column(name, justify="right")
-    table.add_column("unit")
-    table.add_column("note")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    peer = None
     for row in rows:
+        if row.peer != peer:
+            peer = row.peer
+            table.add_row(f"[bold]{escape(peer)}[/]")
         numbers = (f"{value:.4g}" for value in (row.min, row.median, row.max))
-        table.add_row(row.peer, row.case, str(row.n), *numbers, row.unit, row.note)
+        note = f"\n  [dim]{escape(row.note)}[/]" if row.note else ""
+        table.add_row(f"{escape(row.case)}{note}", str(row.n), *numbers, row.unit)
     return table
 
 

@@ -71,6 +71,16 @@ class AgentProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
+    def kill_all(self) -> None:
+        """Kill the agent and all of its processes at once, as a power cut does."""
+        for pid in (self.pid, *descendants(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def workers(self) -> list[int]:
+        """Return the process ids of the node's workers."""
+        return [pid for pid in descendants(self.pid) if _name(pid).startswith("worker-") and _leads(pid)]
+
     def thaw(self) -> None:
         """Let a frozen node go on."""
         for pid in (*descendants(self.pid), self.pid):
@@ -153,12 +163,21 @@ class AgentRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> AgentProcess:
-        """Start an agent; the arguments follow those that name run, store and instance."""
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> AgentProcess:
+        """Start an agent; the arguments follow those that name run, store and instance.
+
+        `within` is a command that becomes the agent, as `ip netns exec NAME` does.
+        """
         known = [f"--rdzv-endpoint={self._endpoint}", f"--rdzv-id={self.keys.run}", f"--name={name}"]
         agent = AgentProcess(
             name,
-            [sys.executable, "-m", "elastic_core.agent", *known, *arguments],
+            [*within, sys.executable, "-m", "elastic_core.agent", *known, *arguments],
             log=self.directory / f"{name}-{len(self.agents)}.log",
             environment={**os.environ, **(environment or {})},
         )
@@ -273,6 +292,21 @@ class AgentRun:
             lines.append(f"---- {name} ({'running' if agent.is_running else 'ended'})")
             lines += agent.last_lines(25)
         return "\n".join(lines)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _leads(pid: int) -> bool:
+    """Whether a process leads its session, as a worker does and its loaders do not."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

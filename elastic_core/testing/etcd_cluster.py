@@ -26,9 +26,15 @@ class EtcdCluster:
     """
 
     def __init__(
-        self, directory: Path, *, size: int = 3, tls: TlsFiles | None = None, token_ttl_s: int = 300
+        self,
+        directory: Path,
+        *,
+        size: int = 3,
+        host: str = "127.0.0.1",
+        tls: TlsFiles | None = None,
+        token_ttl_s: int = 300,
     ) -> None:
-        """Prepare members that keep their data in `directory`."""
+        """Prepare members that keep their data in `directory` and listen for clients at `host`."""
         self.tls = tls
         ports: dict[str, int] = {}
         while len(ports) < size:
@@ -39,6 +45,7 @@ class EtcdCluster:
             name: EtcdServer(
                 directory / name,
                 EtcdOptions(
+                    host=host,
                     tls=tls,
                     name=name,
                     members=ports,
@@ -58,10 +65,7 @@ class EtcdCluster:
 
     def __enter__(self) -> Self:
         try:
-            for server in self.members.values():
-                server.launch()
-            for server in self.members.values():
-                server.await_answer()
+            self.start()
         except BaseException:
             self.stop()
             raise
@@ -71,8 +75,15 @@ class EtcdCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def start(self) -> None:
+        """Start all members that do not run, with their data, and return when they answer."""
+        for server in self.members.values():
+            server.launch()
+        for server in self.members.values():
+            server.await_answer()
+
     def stop(self) -> None:
-        """End all members."""
+        """End all members, as a power cut would."""
         for server in self.members.values():
             server.kill()
 

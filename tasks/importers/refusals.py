@@ -29,9 +29,14 @@ def refuse_several(documents: Sequence[Document]) -> None:
 
 
 def refuse_scale_plan(document: Document) -> None:
-    """Refuse DLRover's ScalePlan."""
+    """Refuse DLRover's ScalePlan; name the command that does the same."""
+    workers = _find(document.data, ("spec", "replicaResourceSpecs", "worker", "replicas"))
+    number = workers if isinstance(workers, int) else "N"
     raise RefusedInput(
-        [f"{document.source}: a ScalePlan is not a job; set nodes.target in the job's file instead"]
+        [
+            f"{document.source}: a ScalePlan is not a job; to give a running one another size: "
+            f"elastic-train scale RUN --target {number}"
+        ]
     )
 
 

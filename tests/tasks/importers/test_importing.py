@@ -260,7 +260,7 @@ def test_a_shell_string_that_cannot_be_read_is_refused_with_its_text() -> None:
 def test_a_scale_plan_is_no_job() -> None:
     (problem,) = refusal(files.SCALE_PLAN)
     assert "a ScalePlan is not a job" in problem
-    assert "nodes.target" in problem
+    assert problem.endswith("elastic-train scale RUN --target 2")
 
 
 # ---- Classy Vision ------------------------------------------------------------------------------

@@ -175,6 +175,8 @@ def figures(progress: Progress) -> list[tuple[str, str]]:
     for name, form in _FORMS.items():
         if name in progress.metrics:
             shown.append((name.replace("_per_s", "/s"), format(progress.metrics[name], form)))
+    if progress.trouble:
+        shown.append(("checkpoint", f"not written: {progress.trouble}"))
     return shown
 
 

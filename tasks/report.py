@@ -175,6 +175,11 @@ def render(report: RunReport, console: Console) -> None:
     say(f"  {_figures(report)}")
     if report.exactly_once:
         say(f"  {report.exactly_once}", "" if _is_exact(report) else "bold red")
+    if report.checkpoint_trouble:
+        times = report.checkpoint_failures
+        say(
+            f"  the last checkpoint was not written ({times} so far): {report.checkpoint_trouble}", "bold red"
+        )
     console.print(_ledger_table(report))
     if report.generations:
         console.print(_generations_table(report))

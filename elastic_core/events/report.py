@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -127,6 +127,13 @@ class RunReport(_Part):
     goodput: float = Field(description="Share of the wall time in which the model learned something new.")
     faults: tuple[FaultRow, ...]
     model: str = Field(description="Path of the trained model, empty if there is none.")
+    checkpoint_failures: int = Field(0, description="Durable checkpoints that could not be written.")
+    checkpoints_skipped: int = Field(
+        0, description="Checkpoints that were due while the one before was still being written."
+    )
+    checkpoint_trouble: str = Field(
+        "", description="Why the last checkpoint was not written; empty if it was."
+    )
     pictures: tuple[str, ...] = Field(description="Paths, relative to the run's directory.")
     logs: dict[str, tuple[str, ...]] = Field(description="Log files by node, relative likewise.")
     resumable_with: str = Field(description="Command that goes on where it stopped; empty if complete.")
@@ -178,11 +185,22 @@ def build_report(record: RunRecord, enclosures: Enclosures | None = None) -> Run
         goodput=round(seconds[Spent.TRAIN] / wall_s, 4) if wall_s else 0.0,
         faults=tuple(_fault(change) for change in ledger.faults()),
         model=record.result.model if record.result else "",
+        **_checkpoint_trouble(record),
         pictures=tuple(enclosed.pictures),
         logs={node: tuple(files) for node, files in enclosed.logs.items()},
         resumable_with="" if closed.outcome is Outcome.SUCCEEDED else enclosed.resumable_with,
         versions=dict(enclosed.versions),
     )
+
+
+def _checkpoint_trouble(record: RunRecord) -> dict[str, Any]:
+    """Return how often checkpoints failed in this attempt, and why the last one did."""
+    progress = record.progress
+    if progress is None:
+        return {}
+    names = ("checkpoint_failures", "checkpoints_skipped")
+    counts = {name: int(progress.metrics.get(name, 0)) for name in names}
+    return {**counts, "checkpoint_trouble": progress.trouble}
 
 
 def _test_accuracy(record: RunRecord) -> float | None:

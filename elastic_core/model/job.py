@@ -229,9 +229,18 @@ class CheckpointPolicy(_Model):
 
     model_config = ConfigDict(title="Checkpoints")
 
-    directory: str = Field("", description="Where; empty: `checkpoints` in the run's directory.")
+    directory: str = Field(
+        "",
+        description="Where: a directory that all nodes see, or a URL (s3://bucket/prefix…); "
+        "empty: `checkpoints` in the run's directory.",
+    )
     every_steps: int = Field(0, ge=0, description="Write after so many steps; 0: by time.")
-    every_seconds: float = Field(30.0, gt=0, description="Write when so many seconds have passed.")
+    every_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Write when so many seconds have passed; "
+        "0: chosen from what a checkpoint costs and how often training broke.",
+    )
     keep: int = Field(3, ge=1, description="Newest checkpoints kept; the last good one always is.")
 
 

@@ -23,6 +23,7 @@ class Progress:
         total_steps: Steps of the whole job, 0 if unknown.
         phase: "train", "evaluate", "checkpoint" or "done".
         metrics: The newest of loss, lr, accuracy, images_per_s…, by name.
+        trouble: Why the last checkpoint was not written, "" if it was.
     """
 
     generation: int
@@ -32,6 +33,7 @@ class Progress:
     total_steps: int = 0
     phase: str = "train"
     metrics: Mapping[str, float] = field(default_factory=dict)
+    trouble: str = ""
     wall_time: float = 0.0
 
 

@@ -21,6 +21,7 @@ import pickle
 import re
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from elastic_core.model.codec import decode
 
 STATE: Final = "state.pt"
 MANIFEST: Final = "manifest.json"
+FENCE: Final = "fence"
 
 _NAME: Final = re.compile(r"^step-(\d{8,})-a(\d+)-g(\d+)$")
 _CLAIM: Final = re.compile(r"^(\d{5,})-(\d{8,})$")
@@ -85,42 +87,41 @@ class Manifest:
 class Checkpoint:
     """A checkpoint that was read and found whole."""
 
-    path: Path
+    path: str
     manifest: Manifest
     state: Mapping[str, Any] = field(repr=False)
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """Why a checkpoint is not used."""
 
 
-class CheckpointDirectory:
-    """The checkpoints of one run. Safe to be shared by processes; an instance belongs to one thread."""
+class Checkpoints(ABC):
+    """The checkpoints of one run, wherever they lie. Safe to be shared by processes; one thread an instance.
 
-    def __init__(self, path: Path, *, keep: int = 3) -> None:
-        self.path = path
-        self._keep = keep
-        self._fence = path / "fence"
+    Attributes:
+        location: The directory or URL, for people.
+    """
 
-    # ---- reading -----------------------------------------------------------------------------
+    location: str
 
     def require(self) -> None:
         """Check that there is something to resume.
 
         Raises:
-            RefusedInput: The directory does not exist, or holds no checkpoint.
+            RefusedInput: The place does not exist, or holds no checkpoint.
         """
-        if not self.path.is_dir():
+        if not self._exists():
             raise RefusedInput(
                 [
-                    f"checkpoint.directory: {str(self.path)!r} does not exist; give a directory with "
+                    f"checkpoint.directory: {self.location!r} does not exist; give a directory with "
                     "checkpoints, or say resume: auto to start at step 0"
                 ]
             )
         if not self._names():
             raise RefusedInput(
                 [
-                    f"checkpoint.directory: {str(self.path)!r} holds no checkpoint; "
+                    f"checkpoint.directory: {self.location!r} holds no checkpoint; "
                     "say resume: auto to start at step 0"
                 ]
             )
@@ -140,51 +141,15 @@ class CheckpointDirectory:
             if step <= above or of_attempt < attempt:
                 return None
             try:
-                return self._read(self.path / name)
-            except _Damaged as damage:
+                return self._read(name)
+            except Damaged as damage:
                 self._set_aside(name, str(damage))
         return None
 
     def newest_attempt(self) -> int:
-        """Return the highest attempt that ever claimed this directory or wrote to it, 0 if none did."""
+        """Return the highest attempt that ever claimed this place or wrote to it, 0 if none did."""
         written = (_order(name)[0] for name in self._names())
         return max([*written, *(claim.attempt for claim in self._claims())], default=0)
-
-    def _names(self) -> list[str]:
-        """Return all checkpoints' names, newest first."""
-        names = [name for name in _listing(self.path) if _NAME.match(name)]
-        return sorted(names, key=_order, reverse=True)
-
-    def _read(self, path: Path) -> Checkpoint:
-        manifest = _read_manifest(path)
-        state = path / STATE
-        try:
-            size, sha256 = state.stat().st_size, _sha256(state)
-        except OSError as error:
-            raise _Damaged(f"{STATE} cannot be read: {error.strerror}") from error
-        if size != manifest.size:
-            raise _Damaged(f"{STATE} has {size} bytes, its manifest says {manifest.size}")
-        if sha256 != manifest.sha256:
-            raise _Damaged(f"the SHA-256 of {STATE} is not the one in its manifest")
-        return Checkpoint(path, manifest, _load(state))
-
-    def _set_strangers_aside(self) -> None:
-        for name in _listing(self.path):
-            if re.match("step[-_]", name) and not _NAME.match(name):
-                self._set_aside(name, "it was not written by this product, or its name was changed")
-
-    def _set_aside(self, name: str, why: str) -> None:
-        kept, number = f"damaged-{name}", 0
-        while (self.path / kept).exists():
-            number += 1
-            kept = f"damaged-{name}.{number}"
-        with contextlib.suppress(OSError):  # read-only: it is passed over all the same
-            (self.path / name).rename(self.path / kept)
-        log.warning(
-            "checkpoint damaged, using an older one", checkpoint=str(self.path / name), why=why, kept=kept
-        )
-
-    # ---- writing -----------------------------------------------------------------------------
 
     def claim(self, token: Token, owner: str) -> None:
         """Become the only writer; every lower token is refused from now on.
@@ -195,23 +160,16 @@ class CheckpointDirectory:
 
         Raises:
             StaleGeneration: A newer token, or the same one by another owner, was claimed before.
-            OSError: The directory cannot be written.
+            OSError: The place cannot be written.
         """
-        self._fence.mkdir(parents=True, exist_ok=True)
-        claim = self._fence / f"{token.attempt:05d}-{token.generation:08d}"
-        try:
-            descriptor = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            if claim.read_text() != owner:
-                raise self._stale(token, token, claim.read_text()) from None
-        else:
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(owner)
-                stream.flush()
-                os.fsync(descriptor)
-            _fsync_directory(self._fence)
+        holder = self._place_claim(claim_name(token), owner)
+        if holder != owner:
+            raise self._stale(token, token, holder)
         self.check(token)
-        self._sweep(token)
+        for claim in self._claims():
+            if claim < token:
+                self._remove_claim(claim_name(claim))
+        self._sweep()
 
     def check(self, token: Token) -> None:
         """Check that nobody claimed a newer token.
@@ -223,49 +181,139 @@ class CheckpointDirectory:
         if newest > token:
             raise self._stale(token, newest, "another process")
 
-    def write(self, state: Any, manifest: Manifest) -> Path:
-        """Write a checkpoint and remove the oldest ones beyond `keep`.
+    @abstractmethod
+    def write(self, state: Any, manifest: Manifest) -> str:
+        """Write a checkpoint, remove the oldest ones beyond those to keep, and return where it lies.
 
         Raises:
             StaleGeneration: The manifest's token is not the newest.
             OSError: It could not be written; what was there before is untouched.
             TypeError: The state is not plain.
         """
+
+    @abstractmethod
+    def _exists(self) -> bool: ...
+
+    @abstractmethod
+    def _list(self, folder: str = "") -> list[str]:
+        """Return the names in the place, or in a folder of it."""
+
+    @abstractmethod
+    def _read(self, name: str) -> Checkpoint:
+        """Read a checkpoint whole; raises `Damaged`."""
+
+    @abstractmethod
+    def _rename(self, name: str, to: str) -> None: ...
+
+    @abstractmethod
+    def _place_claim(self, name: str, owner: str) -> str:
+        """Write a claim if there is none, and return whose it is."""
+
+    @abstractmethod
+    def _remove_claim(self, name: str) -> None: ...
+
+    @abstractmethod
+    def _sweep(self) -> None:
+        """Remove writes that were cut off."""
+
+    def _names(self) -> list[str]:
+        """Return all checkpoints' names, newest first."""
+        return sorted((name for name in self._list() if _NAME.match(name)), key=_order, reverse=True)
+
+    def _claims(self) -> list[Token]:
+        matches = (_CLAIM.match(name) for name in self._list(FENCE))
+        return [Token(int(match[1]), int(match[2])) for match in matches if match]
+
+    def _stale(self, token: Token, newest: Token, owner: str) -> StaleGeneration:
+        return StaleGeneration(
+            f"checkpoint directory {self.location!r}: attempt {token.attempt}, generation "
+            f"{token.generation} may not write, for attempt {newest.attempt}, generation "
+            f"{newest.generation} was claimed by {owner}; if this is a new launch on old checkpoints, "
+            "count ELASTIC_ATTEMPT up"
+        )
+
+    def _set_strangers_aside(self) -> None:
+        for name in self._list():
+            if re.match("step[-_]", name) and not _NAME.match(name):
+                self._set_aside(name, "it was not written by this product, or its name was changed")
+
+    def _set_aside(self, name: str, why: str) -> None:
+        taken = set(self._list())
+        kept, number = f"damaged-{name}", 0
+        while kept in taken:
+            number += 1
+            kept = f"damaged-{name}.{number}"
+        with contextlib.suppress(OSError):  # read-only: it is passed over all the same
+            self._rename(name, kept)
+        log.warning(
+            "checkpoint damaged, using an older one",
+            checkpoint=f"{self.location}/{name}",
+            why=why,
+            kept=kept,
+        )
+
+
+class CheckpointDirectory(Checkpoints):
+    """Checkpoints in a directory that all nodes see: renamed into place, so that each is there whole."""
+
+    def __init__(self, path: Path, *, keep: int = 3) -> None:
+        self.path = path
+        self.location = str(path)
+        self._keep = keep
+        self._fence = path / FENCE
+
+    def write(self, state: Any, manifest: Manifest) -> str:
+        """Write a checkpoint and remove the oldest ones beyond `keep`; see `Checkpoints.write`."""
         token = Token(manifest.attempt, manifest.generation)
         self.check(token)
         final = self.path / manifest.name
         if final.exists():
-            return final  # the same token at the same step: the same state
+            return str(final)  # the same token at the same step: the same state
         partial = self.path / f".partial-{manifest.name}-{os.getpid()}-{threading.get_ident()}"
         try:
             partial.mkdir()
-            _write_files(partial, state, manifest)
+            write_files(partial, state, manifest)
             self.check(token)
             partial.rename(final)
             _fsync_directory(self.path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         self._prune()
-        return final
+        return str(final)
 
-    def _claims(self) -> list[Token]:
-        matches = (_CLAIM.match(name) for name in _listing(self._fence))
-        return [Token(int(match[1]), int(match[2])) for match in matches if match]
+    def _exists(self) -> bool:
+        return self.path.is_dir()
 
-    def _stale(self, token: Token, newest: Token, owner: str) -> StaleGeneration:
-        return StaleGeneration(
-            f"checkpoint directory {str(self.path)!r}: attempt {token.attempt}, generation "
-            f"{token.generation} may not write, for attempt {newest.attempt}, generation "
-            f"{newest.generation} was claimed by {owner}; if this is a new launch on old checkpoints, "
-            "count ELASTIC_ATTEMPT up"
-        )
+    def _list(self, folder: str = "") -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(os.listdir(self.path / folder))  # noqa: PTH208 (names are all that is needed)
+        return []
 
-    def _sweep(self, token: Token) -> None:
-        """Remove what nobody needs any more: older claims, and writes that were cut off."""
-        for claim in self._claims():
-            if claim < token:
-                (self._fence / f"{claim.attempt:05d}-{claim.generation:08d}").unlink(missing_ok=True)
-        for name in _listing(self.path):
+    def _read(self, name: str) -> Checkpoint:
+        return read_files(self.path / name)
+
+    def _rename(self, name: str, to: str) -> None:
+        (self.path / name).rename(self.path / to)
+
+    def _place_claim(self, name: str, owner: str) -> str:
+        self._fence.mkdir(parents=True, exist_ok=True)
+        claim = self._fence / name
+        try:
+            descriptor = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return claim.read_text()
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(owner)
+            stream.flush()
+            os.fsync(descriptor)
+        _fsync_directory(self._fence)
+        return owner
+
+    def _remove_claim(self, name: str) -> None:
+        (self._fence / name).unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        for name in self._list():
             if name.startswith(".partial-"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
 
@@ -276,6 +324,11 @@ class CheckpointDirectory:
             with contextlib.suppress(OSError):  # the next write tries again
                 (self.path / name).rename(removed)
                 shutil.rmtree(removed, ignore_errors=True)
+
+
+def claim_name(token: Token) -> str:
+    """Return the name of a claim's file."""
+    return f"{token.attempt:05d}-{token.generation:08d}"
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -306,7 +359,8 @@ class _HashingFile:
                 self._stream.close()
 
 
-def _write_files(directory: Path, state: Any, manifest: Manifest) -> None:
+def write_files(directory: Path, state: Any, manifest: Manifest) -> None:
+    """Write state and manifest into an empty directory, and check that the state can be loaded again."""
     stream = _HashingFile(directory / STATE)
     try:
         torch.save(state, stream)  # type: ignore[arg-type]  # it needs write and flush only
@@ -316,7 +370,7 @@ def _write_files(directory: Path, state: Any, manifest: Manifest) -> None:
         stream.close()
     try:
         _load(directory / STATE, mmap=True)
-    except _Damaged as damage:  # what cannot be read back must not become a checkpoint
+    except Damaged as damage:  # what cannot be read back must not become a checkpoint
         raise OSError(errno.EIO, f"{damage}, right after it was written") from damage
     whole = {**asdict(manifest), "size": stream.size, "sha256": stream.digest.hexdigest()}
     with (directory / MANIFEST).open("w") as file:
@@ -326,15 +380,34 @@ def _write_files(directory: Path, state: Any, manifest: Manifest) -> None:
     _fsync_directory(directory)
 
 
+def read_files(path: Path) -> Checkpoint:
+    """Read a checkpoint whole.
+
+    Raises:
+        Damaged: It is not.
+    """
+    manifest = _read_manifest(path)
+    state = path / STATE
+    try:
+        size, sha256 = state.stat().st_size, _sha256(state)
+    except OSError as error:
+        raise Damaged(f"{STATE} cannot be read: {error.strerror}") from error
+    if size != manifest.size:
+        raise Damaged(f"{STATE} has {size} bytes, its manifest says {manifest.size}")
+    if sha256 != manifest.sha256:
+        raise Damaged(f"the SHA-256 of {STATE} is not the one in its manifest")
+    return Checkpoint(str(path), manifest, _load(state))
+
+
 def _load(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise _Damaged(f"refused: {path.name} is not a plain checkpoint ({_first_line(error)})") from error
+        raise Damaged(f"refused: {path.name} is not a plain checkpoint ({_first_line(error)})") from error
     except Exception as error:  # nonsense makes torch's unpickler fail anyhow: IndexError, AssertionError, …
-        raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {_first_line(error)}") from error
+        raise Damaged(f"{path.name} cannot be read: {type(error).__name__}: {_first_line(error)}") from error
     if not isinstance(state, dict):
-        raise _Damaged(f"{path.name} holds a {type(state).__name__}, not a state")
+        raise Damaged(f"{path.name} holds a {type(state).__name__}, not a state")
     return state
 
 
@@ -342,11 +415,11 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = decode(Manifest, (path / MANIFEST).read_bytes())
     except OSError as error:
-        raise _Damaged(f"{MANIFEST} cannot be read: {error.strerror}") from error
+        raise Damaged(f"{MANIFEST} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise _Damaged(f"{MANIFEST} is {_first_line(error)}") from error
+        raise Damaged(f"{MANIFEST} is {_first_line(error)}") from error
     if manifest.name != path.name:
-        raise _Damaged(f"{MANIFEST} belongs to {manifest.name}")
+        raise Damaged(f"{MANIFEST} belongs to {manifest.name}")
     return manifest
 
 
@@ -354,12 +427,6 @@ def _order(name: str) -> tuple[int, int, int]:
     """Return attempt, generation and step of a checkpoint's name."""
     step, attempt, generation = map(int, re.findall(r"\d+", name))
     return attempt, generation, step
-
-
-def _listing(directory: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(os.listdir(directory))  # noqa: PTH208 (names are all that is needed)
-    return []
 
 
 def _sha256(path: Path) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from elastic_core.clock import Clock
-from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration, Token
+from elastic_core.trainer.checkpoint import Checkpoints, Manifest, StaleGeneration, Token
 from elastic_core.trainer.snapshot import HostBuffers
+
+_TRANSIENT: Final = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EAGAIN, errno.EINTR})
+_PAUSES_S: Final = (0.2, 2.0)
+"""Before the second and the third try; training goes on meanwhile."""
 
 log = structlog.get_logger(__name__)
 
@@ -26,15 +31,17 @@ class CheckpointWriter:
         skipped: Checkpoints that were due while another was still being written.
         last_error: Why the last write failed, "" if it did not.
         stall_s: Seconds for which the last copy held up training.
+        write_s: Seconds that the last write took, behind it.
     """
 
-    def __init__(self, directory: CheckpointDirectory, *, clock: Clock) -> None:
+    def __init__(self, directory: Checkpoints, *, clock: Clock) -> None:
         self.directory = directory
         self.written = 0
         self.failures = 0
         self.skipped = 0
         self.last_error = ""
         self.stall_s = 0.0
+        self.write_s = 0.0
         self._clock = clock
         self._buffers = HostBuffers()
         self._thread: threading.Thread | None = None
@@ -124,7 +131,7 @@ class CheckpointWriter:
     def _write(self, state: Any, manifest: Manifest) -> None:
         start = self._clock.monotonic()
         try:
-            path = self.directory.write(state, manifest)
+            path = self._write_again_if_worth_it(state, manifest)
         except StaleGeneration as error:
             self._stale = error
         except Exception as error:  # the outermost loop of this thread: every error becomes a state
@@ -132,10 +139,22 @@ class CheckpointWriter:
         else:
             self.written += 1
             self.last_error = ""
-            seconds = round(self._clock.monotonic() - start, 3)
-            log.info("checkpoint written", path=str(path), step=manifest.step, seconds=seconds)
+            self.write_s = self._clock.monotonic() - start
+            log.info("checkpoint written", path=path, step=manifest.step, seconds=round(self.write_s, 3))
+
+    def _write_again_if_worth_it(self, state: Any, manifest: Manifest) -> str:
+        """Write; a mount that was replaced under the run, or a lost connection, is good the next time."""
+        for pause_s in _PAUSES_S:
+            try:
+                return self.directory.write(state, manifest)
+            except OSError as error:
+                if error.errno not in _TRANSIENT:
+                    raise
+                log.warning("checkpoint tried again", directory=self.directory.location, why=str(error))
+                threading.Event().wait(pause_s)
+        return self.directory.write(state, manifest)
 
     def _fail(self, step: int, why: str) -> None:
         self.failures += 1
         self.last_error = why
-        log.warning("checkpoint not written", directory=str(self.directory.path), step=step, why=why)
+        log.warning("checkpoint not written", directory=self.directory.location, step=step, why=why)

@@ -20,12 +20,14 @@ from elastic_core.clock import Clock
 from elastic_core.errors import RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.model.job import CheckpointPolicy
+from elastic_core.model.membership import Cause
 from elastic_core.model.progress import Progress, Resumption, RunResult
 from elastic_core.pulse import Doing
 from elastic_core.trainer.audit_log import AuditLog
 from elastic_core.trainer.checkpoint import Checkpoint, Manifest, Token
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.group import Backend, Group, GroupBroken
+from elastic_core.trainer.interval import CheckpointInterval
 from elastic_core.trainer.journal import Journal
 from elastic_core.trainer.session import FOLLOWER_PROGRESS_S, PROGRESS_S, Order, Session
 from elastic_core.trainer.trainee import StepReport, Trainee
@@ -135,7 +137,9 @@ class ElasticLoop:
         self._manifest = Manifest(step=0, attempt=settings.attempt, generation=0, config=settings.config)
         self._may_write = False
         self._saved_step = -1
-        self._saved_at = clock.monotonic()
+        self._interval = CheckpointInterval(
+            settings.checkpoint, now=clock.monotonic(), failures=max(0, settings.attempt - 1)
+        )
         self._held_up_s = 0.0
         self._times = _Times()
         run_dir = settings.run_dir
@@ -165,6 +169,8 @@ class ElasticLoop:
         group: Group | None = None
         self._times.assigned = order.received_at
         self._session.pulse.do(Doing.OTHER)
+        if order.message.generation.cause in (Cause.LOSS, Cause.FAILURE):
+            self._interval.broke()
         try:
             group = self._session.enter(
                 order, backend=self._settings.backend, timeout_s=self._settings.timeout_s
@@ -195,7 +201,7 @@ class ElasticLoop:
         self._worlds.append([group.seat.generation, self._settings.attempt, group.world_size, step])
         self._times.synced = self._clock.wall()
         self._times.is_reported = False
-        self._saved_at = self._clock.monotonic()
+        self._interval.saved(self._clock.monotonic())
         self._audit.generation_started(group.seat.generation, step=step, source=self._source.name.lower())
         log.info(
             "generation entered",
@@ -242,9 +248,9 @@ class ElasticLoop:
             if resume == "require":
                 self._writer.directory.require()
                 raise RefusedInput(
-                    [f"checkpoint.directory: no checkpoint in {str(self._writer.directory.path)!r} is whole"]
+                    [f"checkpoint.directory: no checkpoint in {self._writer.directory.location!r} is whole"]
                 )
-            log.info("no checkpoint, starting at step 0", directory=str(self._writer.directory.path))
+            log.info("no checkpoint, starting at step 0", directory=self._writer.directory.location)
         return checkpoint
 
     def _state(self) -> dict[str, Any]:
@@ -291,8 +297,8 @@ class ElasticLoop:
         else:
             self._tell_progress(group, "train", {}, every_s=FOLLOWER_PROGRESS_S)
         self._times.last_step = self._clock.wall()
-        if self._writer is not None and group.rank == 0 and not group.agreed and self._checkpoint_due():
-            self._save(self._writer)
+        if self._writer is not None and group.rank == 0 and not group.agreed:
+            self._save_if_due(self._writer)
 
     def _tell_step(self, group: Group, report: StepReport, speed: float) -> None:
         metrics = {**report.metrics, "images_per_s": speed}
@@ -336,6 +342,7 @@ class ElasticLoop:
         if self._writer is not None:
             trouble["checkpoint_failures"] = float(self._writer.failures)
             trouble["checkpoints_skipped"] = float(self._writer.skipped)
+        notice = self._writer.last_error if self._writer is not None else ""
         progress = Progress(
             generation=group.seat.generation,
             epoch=trainee.epoch,
@@ -344,6 +351,7 @@ class ElasticLoop:
             total_steps=trainee.total_steps,
             phase=phase,
             metrics={**metrics, **{name: count for name, count in trouble.items() if count}},
+            trouble=notice,
             wall_time=self._clock.wall(),
         )
         self._session.report_progress(progress, every_s=every_s)
@@ -366,16 +374,14 @@ class ElasticLoop:
 
     # ---- checkpoints -------------------------------------------------------------------------
 
-    def _checkpoint_due(self) -> bool:
-        policy = self._settings.checkpoint
-        if policy.every_steps:
-            return self._trainee.step % policy.every_steps == 0
-        return self._clock.monotonic() - self._saved_at >= policy.every_seconds
-
-    def _save(self, writer: CheckpointWriter) -> None:
+    def _save_if_due(self, writer: CheckpointWriter) -> None:
         """Begin a checkpoint behind the training."""
-        start = self._saved_at = self._clock.monotonic()
+        start = self._clock.monotonic()
+        if not self._interval.is_due(step=self._trainee.step, now=start):
+            return
         writer.begin(self._state(), self._manifest_now())
+        self._interval.saved(start)
+        self._interval.cost(stall_s=writer.stall_s, write_s=writer.write_s)
         self._held_up_s += self._clock.monotonic() - start
 
     def _save_durably(self) -> bool:

@@ -17,7 +17,7 @@ from elastic_core.errors import RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.model.job import ClassyTraining, JobSpec
 from elastic_core.model.job_file import load_job
-from elastic_core.trainer.checkpoint import CheckpointDirectory
+from elastic_core.trainer.checkpoint_url import open_checkpoints
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.classy.compat import ClassyTrainer
 from elastic_core.trainer.classy.datasets import register_user_package
@@ -72,8 +72,8 @@ class ElasticTrainer(ClassyTrainer):  # type: ignore[misc]  # Classy Vision has 
         policy = self._job.checkpoint
         if not policy.directory and run_dir is None:
             return None
-        path = Path(policy.directory) if policy.directory or run_dir is None else run_dir / "checkpoints"
-        return CheckpointWriter(CheckpointDirectory(path, keep=policy.keep), clock=self._clock)
+        place = policy.directory if policy.directory or run_dir is None else run_dir / "checkpoints"
+        return CheckpointWriter(open_checkpoints(place, keep=policy.keep), clock=self._clock)
 
 
 def build_trainee(job: JobSpec, base: Path, *, local_rank: int = 0) -> ClassyTrainee:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,25 @@ class Stateful(Protocol):
 def unwrapped(part: Stateful) -> Stateful:
     """Return the model in its wrapper, so that its names are the same with one worker and with many."""
     return part.module if isinstance(part, DistributedDataParallel) else part
+
+
+class Boundary:
+    """Knows whether the parts are as the last finished step left them.
+
+    A forward pass in training mode moves running statistics, an optimizer's step the weights.
+    """
+
+    def __init__(self, parts: Iterable[Stateful]) -> None:
+        self.is_here = True
+        for part in parts:
+            if isinstance(part, torch.nn.Module) and not isinstance(part, torch.jit.ScriptModule):
+                part.register_forward_pre_hook(self._leave)
+            elif isinstance(part, torch.optim.Optimizer):
+                part.register_step_pre_hook(self._leave)
+
+    def _leave(self, part: Any, *_: Any) -> None:
+        if not isinstance(part, torch.nn.Module) or part.training:
+            self.is_here = False
 
 
 def load_parts(parts: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:

@@ -22,12 +22,14 @@ import structlog
 from elastic_core.clock import SystemClock
 from elastic_core.errors import RefusedInput
 from elastic_core.model.progress import Progress, Resumption, RunResult
-from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, Token
+from elastic_core.trainer.checkpoint import Manifest, Token
+from elastic_core.trainer.checkpoint_url import open_checkpoints
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.classy.seeds import derive, seed_all
 from elastic_core.trainer.group import Group
+from elastic_core.trainer.interval import CheckpointInterval
 from elastic_core.trainer.script.memory import Mark, MemorySnapshots, Pace
-from elastic_core.trainer.script.parts import Stateful, load_parts, unwrapped
+from elastic_core.trainer.script.parts import Boundary, Stateful, load_parts, unwrapped
 from elastic_core.trainer.script.sampler import ElasticSampler
 from elastic_core.trainer.script.story import Story
 from elastic_core.trainer.script.surroundings import Surroundings
@@ -68,6 +70,7 @@ class Snapshot:
         self.step = 0
         self.seed = seed
         self._parts = {name: unwrapped(part) for name, part in parts.items()}
+        self._boundary = Boundary(self._parts.values())
         self._clock = SystemClock()
         self._process = os.getpid()
         self._began_at = self._clock.wall()
@@ -89,7 +92,10 @@ class Snapshot:
         self._source = self._restore()
         self._resumption: Resumption | None = self._resumed()
         self._last_step_at = self._clock.wall()
-        self._stepped_at = self._saved_at = self._clock.monotonic()
+        self._stepped_at = self._clock.monotonic()
+        self._interval = CheckpointInterval(
+            self._place.checkpoint, now=self._stepped_at, failures=int(self._source != "fresh")
+        )
         self._begin()
 
     # ---- what the sampler asks ---------------------------------------------------------------
@@ -144,6 +150,7 @@ class Snapshot:
         step, now = self.step, self._clock.monotonic()
         self._pace.stepped(now - self._stepped_at)
         self.step += 1
+        self._boundary.is_here = True
         self._samples += self._sampler.size_of(step) if self._sampler is not None else 0
         self._last_step_at = self._clock.wall()
         self._figures = dict(figures)
@@ -186,6 +193,7 @@ class Snapshot:
             total_steps=self._total,
             phase=phase,
             metrics={**self._figures, **trouble},
+            trouble=self._writer.last_error if self._writer is not None else "",
             wall_time=self._last_step_at,
         )
 
@@ -211,8 +219,9 @@ class Snapshot:
         if self._writer is not None and self.step == self._total:
             self._writer.save(self.state(), self._manifest(), timeout_s=_SAVE_S)
         elif self._writer is not None and self._is_checkpoint_due():
-            self._saved_at = self._clock.monotonic()
             self._writer.begin(self.state(), self._manifest())
+            self._interval.saved(self._clock.monotonic())
+            self._interval.cost(stall_s=self._writer.stall_s, write_s=self._writer.write_s)
         self._held_up_s = self._clock.monotonic() - start
 
     def _keep_in_memory(self) -> None:
@@ -230,15 +239,9 @@ class Snapshot:
             self._mark = mark
 
     def _is_checkpoint_due(self) -> bool:
-        policy = self._place.checkpoint
-        if self._sampler_is_at_an_end():
+        if self._sampler is not None and self.step % self._sampler.steps_per_epoch == 0:
             return True
-        if policy.every_steps:
-            return self.step % policy.every_steps == 0
-        return self._clock.monotonic() - self._saved_at >= policy.every_seconds
-
-    def _sampler_is_at_an_end(self) -> bool:
-        return self._sampler is not None and self.step % self._sampler.steps_per_epoch == 0
+        return self._interval.is_due(step=self.step, now=self._clock.monotonic())
 
     def _manifest(self, step: int | None = None) -> Manifest:
         return Manifest(
@@ -261,8 +264,7 @@ class Snapshot:
         path = self._place.checkpoints
         if path is None or self.rank != 0:
             return None
-        directory = CheckpointDirectory(path, keep=self._place.checkpoint.keep)
-        return CheckpointWriter(directory, clock=self._clock)
+        return CheckpointWriter(open_checkpoints(path, keep=self._place.checkpoint.keep), clock=self._clock)
 
     def _agree_on_attempt(self) -> int:
         """Return the launch's number; where nobody counts launches the checkpoints do."""
@@ -359,12 +361,14 @@ class Snapshot:
     def _leave_by_exception(
         self, kind: type[BaseException], error: BaseException, _: TracebackType | None
     ) -> None:
-        """Save what was kept last: the parts may be in the middle of a step.
+        """Save the parts as they are between two steps, else what was kept last.
 
         A peer that left at its boundary breaks the others' collective, and a signal to a whole process
         group ends data loaders, which the main process then complains of.
         """
-        log.info("leaving in the middle of a step", step=self.step, why=f"{kind.__name__}: {error}")
+        log.info("leaving", step=self.step, why=f"{kind.__name__}: {error}")
+        if self._boundary.is_here:
+            self._leave()
         kept = self._memory.newest() if self._writer is not None else None
         if self._writer is not None and kept is not None:
             mark, state = kept

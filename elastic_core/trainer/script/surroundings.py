@@ -52,11 +52,11 @@ class Surroundings:
         )
 
     @property
-    def checkpoints(self) -> Path | None:
-        """The directory of the durable checkpoints, None for none."""
+    def checkpoints(self) -> str | None:
+        """The directory or URL of the durable checkpoints, None for none."""
         if self.checkpoint.directory:
-            return Path(self.checkpoint.directory)
-        return self.run_dir / "checkpoints" if self.run_dir is not None else None
+            return self.checkpoint.directory
+        return str(self.run_dir / "checkpoints") if self.run_dir is not None else None
 
 
 def _job(environment: Mapping[str, str]) -> JobSpec:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import resource
 import shutil
 import signal
+import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from elastic_core.clock import SystemClock
 from elastic_core.errors import RefusedInput
 from elastic_core.testing.sessions import FORKS
 from elastic_core.trainer import checkpoint as checkpoint_module
-from elastic_core.trainer.checkpoint import CheckpointDirectory, Manifest, StaleGeneration, Token
+from elastic_core.trainer.checkpoint import CheckpointDirectory, Checkpoints, Manifest, StaleGeneration, Token
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 
 
@@ -47,7 +49,7 @@ def names(directory: CheckpointDirectory) -> list[str]:
     return sorted(path.name for path in directory.path.iterdir() if path.name != "fence")
 
 
-def newest_step(directory: CheckpointDirectory) -> int:
+def newest_step(directory: Checkpoints) -> int:
     checkpoint = directory.newest()
     assert checkpoint is not None
     assert checkpoint.state["step"] == checkpoint.manifest.step
@@ -396,7 +398,7 @@ def test_a_save_that_takes_too_long_is_a_counted_failure(
 
 
 def test_a_stale_write_in_the_background_is_raised_to_the_training_once(writer: CheckpointWriter) -> None:
-    CheckpointDirectory(writer.directory.path).claim(Token(1, 2), "b")
+    CheckpointDirectory(Path(writer.directory.location)).claim(Token(1, 2), "b")
     writer.begin(state_at(10), manifest_at(10))
     with pytest.raises(StaleGeneration):
         writer.wait(30)
@@ -404,7 +406,8 @@ def test_a_stale_write_in_the_background_is_raised_to_the_training_once(writer: 
 
 
 def test_a_directory_that_is_gone_is_a_visible_failure_and_no_error(writer: CheckpointWriter) -> None:
-    writer.directory.path.rename(writer.directory.path.with_name("elsewhere"))
+    path = Path(writer.directory.location)
+    path.rename(path.with_name("elsewhere"))
     with capture_logs() as logs:
         assert not writer.save(state_at(10), manifest_at(10), timeout_s=30)
     assert writer.failures == 1
@@ -414,7 +417,7 @@ def test_a_directory_that_is_gone_is_a_visible_failure_and_no_error(writer: Chec
 
 @pytest.mark.parametrize("limit", [0, 100, 3000])
 def test_a_full_disk_is_a_visible_failure_and_what_was_there_stays(
-    writer: CheckpointWriter, limit: int
+    directory: CheckpointDirectory, writer: CheckpointWriter, limit: int
 ) -> None:
     assert writer.save(state_at(10), manifest_at(10), timeout_s=30)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -427,9 +430,67 @@ def test_a_full_disk_is_a_visible_failure_and_what_was_there_stays(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert writer.failures == 1
-    assert names(writer.directory) == ["step-00000010-a1-g1"]
+    assert names(directory) == ["step-00000010-a1-g1"]
     assert writer.save(state_at(30), manifest_at(30), timeout_s=30)
     assert writer.last_error == ""
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "mount"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.case("C06")
+def test_a_disk_that_fills_up_or_turns_read_only_is_told_with_its_path_and_keeps_the_good_one(
+    mount: Path,
+) -> None:
+    directory = CheckpointDirectory(mount / "checkpoints", keep=1)
+    writer = CheckpointWriter(directory, clock=SystemClock())
+    writer.claim(Token(1, 1), "a")
+    assert writer.save(state_at(10), manifest_at(10), timeout_s=30)
+    large = {**state_at(20), "more": torch.zeros(300_000)}
+    with capture_logs() as logs:
+        assert not writer.save(large, manifest_at(20), timeout_s=30)
+    assert (writer.failures, logs[0]["event"]) == (1, "checkpoint not written")
+    assert logs[0]["directory"] == str(mount / "checkpoints")
+    assert names(directory) == ["step-00000010-a1-g1"]
+    subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+    with capture_logs() as logs:
+        assert not writer.save(state_at(30), manifest_at(30), timeout_s=30)
+    assert (writer.failures, "Read-only file system" in writer.last_error) == (2, True)
+    subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
+    assert newest_step(directory) == 10
+    assert writer.save(state_at(40), manifest_at(40), timeout_s=30)
+    assert writer.last_error == ""
+
+
+@pytest.mark.case("C12")
+def test_a_mount_that_was_replaced_under_the_run_is_tried_again_and_training_does_not_wait(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [OSError(errno.ESTALE, "Stale file handle", str(writer.directory.location))]
+    write = CheckpointDirectory.write
+
+    def write_on_the_new_mount(directory: CheckpointDirectory, *arguments: Any) -> str:
+        if errors:
+            raise errors.pop()
+        return write(directory, *arguments)
+
+    monkeypatch.setattr(CheckpointDirectory, "write", write_on_the_new_mount)
+    with capture_logs() as logs:
+        assert writer.begin(state_at(10), manifest_at(10))
+        assert writer.stall_s < 0.2, "the pause is not the training's"
+        assert writer.wait(30)
+    assert [line["event"] for line in logs] == ["checkpoint tried again", "checkpoint written"]
+    assert logs[0]["directory"] == writer.directory.location
+    assert (writer.written, writer.failures) == (1, 0)
 
 
 def test_a_file_system_that_cannot_be_claimed_is_a_visible_failure(tmp_path: Path) -> None:
@@ -445,4 +506,4 @@ def test_training_stands_still_for_a_copy_only(writer: CheckpointWriter, held: t
     writer.reserve(state)
     writer.begin(state, manifest_at(1))
     assert 0 < writer.stall_s < 1  # 20 MB: 2 ms on an idle machine; the write itself is held
-    assert not list(writer.directory.path.glob("step-*"))
+    assert not list(Path(writer.directory.location).glob("step-*"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elastic_core.errors import RefusedInput
-from elastic_core.trainer.script.parts import load_parts
+from elastic_core.trainer.script.parts import Boundary, load_parts
 
 
 def parts(hidden: int, *, momentum: float = 0.9) -> dict[str, Any]:
@@ -52,3 +52,21 @@ def test_what_a_part_itself_refuses_is_told_with_its_name() -> None:
     mine["optimizer"] = torch.optim.SGD([mine["model"][0].weight], lr=0.1)
     with pytest.raises(RefusedInput, match=r"optimizer: its saved state does not fit \(loaded state dict"):
         load_parts(mine, states(parts(4)))
+
+
+@pytest.mark.parametrize(("evaluates", "is_here"), [(True, True), (False, False)])
+def test_a_forward_pass_in_training_leaves_the_boundary_and_an_evaluation_does_not(
+    evaluates: bool, is_here: bool
+) -> None:
+    mine = parts(4)
+    boundary = Boundary(mine.values())
+    mine["model"].train(not evaluates)
+    mine["model"](torch.ones(3, 2))
+    assert boundary.is_here is is_here
+
+
+def test_an_optimizers_step_leaves_the_boundary() -> None:
+    mine = parts(4)
+    boundary = Boundary([mine["optimizer"]])
+    mine["optimizer"].step()
+    assert not boundary.is_here

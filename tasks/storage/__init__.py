@@ -1,0 +1,1 @@
+"""Where durable things lie that are no directory."""

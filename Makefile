@@ -5,6 +5,8 @@ JOB ?= examples/digits.yaml
 POOL ?=
 IMAGE ?= elastic-train:latest
 BASE ?=
+HOST_BASE ?= python:3.11-slim-bookworm
+STAGE ?=
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,10 +27,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: train
-train: $(STAMP) ## Train JOB (default: digits on two local nodes); POOL=docker; ARGS='--set nodes.target=3'
-	@if [ '$(POOL)' = docker ]; then docker image inspect $(IMAGE) >/dev/null 2>&1 || $(MAKE) --no-print-directory image; fi
+train: $(STAMP) ## Train JOB (default: digits on two local nodes); POOL=docker|aws|aws-emulated; ARGS='--set nodes.target=3'
+	@case '$(POOL)' in docker|aws-emulated) docker image inspect $(IMAGE) >/dev/null 2>&1 || $(MAKE) --no-print-directory image;; esac
+ifeq ($(POOL),aws-emulated)
+	@$(BIN)/python -m tasks.emulator --image $(IMAGE) --host-base $(HOST_BASE) $(if $(STAGE),--stage $(STAGE)) \
+		$(BIN)/elastic-train train $(JOB) $(ARGS)
+else
 	@$(BIN)/elastic-train train $(JOB) $(if $(POOL),--set pool.kind=$(POOL)) \
 		$(if $(filter docker,$(POOL)),--set pool.image=$(IMAGE)) $(ARGS)
+endif
 
 .PHONY: image
 image: ## Build IMAGE, on BASE if given, for nodes as containers

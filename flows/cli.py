@@ -60,6 +60,9 @@ def train(
     typer.echo(f"checking {job_file}")  # takes seconds where the job is new
     job = _good_job(job_file, settings)
     from flows.session import train_here
+    from tasks.validate import check_runs
+
+    check_runs(job, runs)
 
     raise typer.Exit(train_here(job, run_id=run_id, max_time=max_time, runs=runs))
 

@@ -74,7 +74,7 @@ def request_stop(run: str, root: Path) -> None:
     record = etcd.record()
     if record is None or not etcd.is_running():
         raise RefusedInput([f"run {directory.run} does not run: {_state(directory, root)}"])
-    with connected(record.endpoint, directory.job().etcd) as store:
+    with connected(record.endpoint, etcd.source) as store:
         store.put(RunKeys(directory.run).stop, encode(Stop(reason="`elastic-train stop`")))
     Console(highlight=False).print(f"run {directory.run} saves its state and ends")
 
@@ -86,7 +86,7 @@ def _seen(directory: RunDirectory) -> Observation:
     if record is None or not etcd.is_running():
         return Observation()
     try:
-        with connected(record.endpoint, directory.job().etcd) as store:
+        with connected(record.endpoint, etcd.source) as store:
             return observe(store, RunKeys(directory.run))
     except StoreError:
         return Observation()

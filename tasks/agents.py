@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from elastic_core.cluster.provider import LaunchRequest, NodeProvider
-from elastic_core.errors import RefusedInput
 from elastic_core.model.job import (
     AwsPool,
     ClassyTraining,
     DockerPool,
+    EtcdSource,
     JobSpec,
     LocalPool,
     NodeBounds,
     ScriptTraining,
 )
-from tasks.etcd import EtcdProcess, EtcdService
+from tasks.etcd import OWN, EtcdProcess, EtcdService
 from tasks.etcd_external import ExternalEtcd, agent_flags
 from tasks.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from tasks.providers.aws.inventory import Inventory
 
 GRACE_S: Final = 1.5
 """Between SIGTERM and SIGKILL of a node: nodes are only ended once their run is over or they left it."""
@@ -36,12 +39,14 @@ class Attempt:
     Attributes:
         number: Counts the launches of the run; first part of the fence token.
         endpoint: The store's `host:port`, as nodes reach it.
+        etcd: What nodes need to get in there.
     """
 
     job: JobSpec
     directory: RunDirectory
     number: int
     endpoint: str
+    etcd: EtcdSource = OWN
 
     def launch_request(self, token: str, count: int) -> LaunchRequest:
         """Return what launches `count` nodes; the same token never launches twice."""
@@ -62,7 +67,7 @@ class Attempt:
             f"--nproc-per-node={job.workers_per_node}",
             "--rdzv-backend=etcd3",
             f"--rdzv-endpoint={self.endpoint}",
-            *agent_flags(job.etcd),
+            *agent_flags(self.etcd),
             f"--rdzv-id={self.directory.run}",
             f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
             f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect},"
@@ -85,7 +90,7 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: b
         drives: Whether the caller drives the run: it alone copies what nodes say into the run's directory.
 
     Raises:
-        RefusedInput: The pool cannot be driven by this flow yet.
+        RefusedInput: The pool names no base.
     """
     match pool:
         case LocalPool():
@@ -96,8 +101,10 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: b
             from tasks.providers.docker import DockerProvider
 
             return DockerProvider(runs, pool, grace_s=GRACE_S, follow_logs=drives)
-        case _:
-            raise RefusedInput([f"pool.kind: the flow does not drive {pool.kind!r} yet; use 'local'"])
+        case AwsPool():
+            from tasks.providers.aws.provider import AwsProvider
+
+            return AwsProvider(pool=pool, inventory=inventory_of(pool), runs=runs)
 
 
 def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
@@ -109,7 +116,11 @@ def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
             from tasks.providers.docker_etcd import EtcdContainer
 
             return EtcdContainer(directory, job.pool)
-        case _:
+        case AwsPool():
+            from tasks.providers.aws.etcd import EtcdInstance
+
+            return EtcdInstance(directory=directory, pool=job.pool, inventory=inventory_of(job.pool))
+        case LocalPool():
             return EtcdProcess(directory)
 
 
@@ -117,6 +128,18 @@ def _sizes(nodes: NodeBounds) -> tuple[str, ...]:
     if nodes.sizes:
         return (f"--node-sizes={','.join(map(str, nodes.allowed.listed))}",)
     return (f"--node-sizes=x{nodes.multiple_of}",) if nodes.multiple_of > 1 else ()
+
+
+def inventory_of(pool: AwsPool) -> Inventory:
+    """Return where the instances of a pool's cluster are found.
+
+    Raises:
+        RefusedInput: The pool's base cannot be read, or is another cluster's.
+    """
+    from tasks.providers.aws.base import base_of
+    from tasks.providers.aws.inventory import AwsClients, Inventory
+
+    return Inventory(base=base_of(pool), clients=AwsClients.of(pool))
 
 
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:

@@ -54,6 +54,11 @@ class RunningEtcd(Protocol):
 class EtcdService(Protocol):
     """Where a run's etcd comes from; every method may be repeated, by another process too."""
 
+    @property
+    def source(self) -> EtcdSource:
+        """What flow and nodes need to get into the recorded server; files have the same paths there."""
+        ...
+
     def record(self) -> RunningEtcd | None:
         """Return the newest attempt's server, whether it runs or not; None if none was started."""
         ...
@@ -99,6 +104,8 @@ class EtcdRecord:
 
 class EtcdProcess:
     """Starts, adopts and ends the etcd of a run (`EtcdService`)."""
+
+    source: Final = OWN
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory

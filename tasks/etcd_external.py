@@ -50,7 +50,7 @@ class ExternalEtcd:
 
     def __init__(self, directory: RunDirectory, source: EtcdSource) -> None:
         self._directory = directory
-        self._source = source
+        self.source = source
         self._keys = RunKeys(directory.run)
 
     def record(self) -> ExternalEtcdRecord | None:
@@ -70,10 +70,10 @@ class ExternalEtcd:
         Raises:
             RefusedInput: It does not answer, or somebody else uses the run's name there.
         """
-        endpoint = ",".join(map(str, parse_endpoints(self._source.endpoints)))
-        check_endpoint(endpoint, tls=tls_of(self._source))
+        endpoint = ",".join(map(str, parse_endpoints(self.source.endpoints)))
+        check_endpoint(endpoint, tls=tls_of(self.source))
         try:
-            with contextlib.closing(open_store(endpoint, self._source)) as store:
+            with contextlib.closing(open_store(endpoint, self.source)) as store:
                 self._await_free(store)
                 store.delete(self._keys.prefix, prefix=True)
         except StoreError as error:
@@ -102,7 +102,7 @@ class ExternalEtcd:
             return
         with (
             contextlib.suppress(StoreError),
-            contextlib.closing(open_store(record.endpoint, self._source)) as store,
+            contextlib.closing(open_store(record.endpoint, self.source)) as store,
         ):
             store.delete(self._keys.prefix, prefix=True)
         self._file.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ class ExternalEtcd:
             if time.monotonic() > deadline:
                 raise RefusedInput(
                     [
-                        f"run {self._directory.run} is in use on the etcd at {self._source.endpoints} "
+                        f"run {self._directory.run} is in use on the etcd at {self.source.endpoints} "
                         f"({living[0]}): end it there, or give the job another name"
                     ]
                 )

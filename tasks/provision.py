@@ -91,7 +91,7 @@ class Cluster:
         record = self._etcd.record()
         if record is None:
             raise NoEtcd("find_or_start comes first")
-        with connected(record.endpoint, self._job.etcd) as store:
+        with connected(record.endpoint, self._etcd.source) as store:
             yield store
 
     def note_end(self) -> None:
@@ -124,12 +124,16 @@ class Cluster:
         if not nodes_run and self._directory.outcome() is not None:
             return None
         record = self._etcd.ensure()
-        with connected(record.endpoint, self._job.etcd) as store:
+        with connected(record.endpoint, self._etcd.source) as store:
             closed = observe(store, self.keys).closed
         goes_on = nodes_run if closed is None else closed.outcome is Outcome.SUCCEEDED
         return self._describe(record) if goes_on else None
 
     def _describe(self, etcd: RunningEtcd) -> Attempt:
         return Attempt(
-            job=self._job, directory=self._directory, number=etcd.attempt, endpoint=etcd.node_endpoint
+            job=self._job,
+            directory=self._directory,
+            number=etcd.attempt,
+            endpoint=etcd.node_endpoint,
+            etcd=self._etcd.source,
         )

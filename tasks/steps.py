@@ -31,6 +31,7 @@ def validate_job(job: JobSpec) -> JobSpec:
 @task(name="find-run", cache_policy=NO_CACHE)
 def find_run(root: Path, job: JobSpec, run_id: str) -> RunDirectory:
     """Return the directory to train in: an unfinished run's, or a new one."""
+    validate.check_runs(job, root)
     return runs.choose_run(root, job, run_id=run_id, now=datetime.now(UTC))
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.model.job import (
+    AwsPool,
     ClassyTraining,
     DirectoryMount,
     DockerPool,
@@ -26,9 +27,7 @@ from elastic_core.model.job import (
 )
 from elastic_core.store.server import find_etcd
 from elastic_core.trainer.classy.recipe import read_config
-from tasks.agents import provider_of
 from tasks.etcd_external import check_source, files_of, resolve_source
-from tasks.runs import RUNS
 
 DEADLINE_S: Final = 120.0
 
@@ -43,7 +42,7 @@ def resolve(job: JobSpec) -> JobSpec:
     Raises:
         RefusedInput: A named file cannot be read.
     """
-    job = _with_etcd(job)
+    job = _with_base(_with_etcd(job))
     match job.training:
         case ClassyTraining(config=str()):
             training = job.training.model_copy(update={"config": read_config(job.training, Path())})
@@ -85,8 +84,30 @@ def _check_pool(job: JobSpec) -> None:
         case LocalPool():
             if not job.etcd.endpoints:
                 find_etcd()
-        case _:
-            provider_of(job.pool, RUNS)
+        case AwsPool() as aws:
+            from tasks.providers.aws import check as aws_check
+
+            aws_check.check_pool(aws, job)
+
+
+def check_runs(job: JobSpec, runs: Path) -> None:
+    """Refuse a directory of runs that the job's nodes could not see.
+
+    Raises:
+        RefusedInput: It is elsewhere.
+    """
+    if isinstance(job.pool, AwsPool):
+        from tasks.providers.aws import check as aws_check
+
+        aws_check.check_runs(job.pool, runs)
+
+
+def _with_base(job: JobSpec) -> JobSpec:
+    """Return the job with its base found from any directory."""
+    if not isinstance(job.pool, AwsPool):
+        return job
+    pool = job.pool.model_copy(update={"base": str(Path(job.pool.base).absolute())})
+    return job.model_copy(update={"pool": pool})
 
 
 def _with_etcd(job: JobSpec) -> JobSpec:

@@ -164,6 +164,16 @@ class AwsPool(_Model):
 
     kind: Literal["aws"] = "aws"
     cluster: str = Field("elastic", pattern=NAME_PATTERN, max_length=32, description="Name of the base.")
+    base: str = Field(
+        "infra/terraform/base.json",
+        min_length=1,
+        description="File that `terraform output -json` wrote in infra/terraform.",
+    )
+    mount: str = Field(
+        "/mnt/elastic",
+        pattern="^/.",
+        description="Where the cluster's file system is mounted: on nodes, and where the flow runs.",
+    )
     region: str = Field("us-west-2", pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region.")
     zones: tuple[str, ...] = Field(
         (), description="Zones to use, the preferred one first; empty: all of the base."
@@ -177,6 +187,9 @@ class AwsPool(_Model):
         "spot", description="What to pay: spot only, on-demand as a last resort, or on-demand only."
     )
     image: str = Field("", description="Container image, by digest; empty: `latest` of the base's registry.")
+    etcd_instance_type: str = Field(
+        "t3.small", min_length=1, description="Type of the on-demand instance that runs etcd."
+    )
     shm_gib: float = Field(8.0, ge=0.0625, description="Shared memory of the agent's container in GiB.")
     max_hours: float = Field(24.0, gt=0, le=24 * 30, description="A node ends itself after so long.")
     budget_usd: float = Field(0.0, ge=0, description="Refuse launches beyond this projected spend; 0: none.")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-import boto3
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
+from moto.efs.models import efs_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
@@ -23,6 +23,13 @@ ACCOUNT = "123456789012"
 NOTICE = timedelta(minutes=2)
 
 Listener = Callable[[Instance], None]
+
+
+class _SilentHandler(MotoRequestHandler):
+    """The terminal is for whoever uses the emulator."""
+
+    def log_request(self, *_: Any) -> None:
+        """Say nothing of a call; the front door counts it."""
 
 
 @dataclass(slots=True)
@@ -47,7 +54,7 @@ class Cloud:
         patches.apply(self.market, self._changed)
         self.door = FrontDoor(DomainDispatcherApplication(create_backend_app))
         self._server = make_server(
-            "127.0.0.1", self.port, self.door, threaded=True, request_handler=MotoRequestHandler
+            "127.0.0.1", self.port, self.door, threaded=True, request_handler=_SilentHandler
         )
         self._thread = threading.Thread(target=self._server.serve_forever, name="cloud", daemon=True)
         self._thread.start()
@@ -73,8 +80,7 @@ class Cloud:
         """Make the account empty and whole again."""
         self.door.reset()
         self.market.reset()
-        boto3.session.Session(region_name="us-east-1")
-        for backends in (ec2_backends,):
+        for backends in (ec2_backends, efs_backends):
             backends.reset()
 
     # ---- instances -----------------------------------------------------------------------------

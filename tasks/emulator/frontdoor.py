@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import socket
 import threading
 import uuid
 from collections import Counter
@@ -202,4 +203,5 @@ def _refuse(environ: Environ, start_response: StartResponse, fault: Fault) -> li
 
 def _hang_up(environ: Environ) -> None:
     """End the connection without an answer, as a network does."""
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionAbortedError(f"reply of {environ['REQUEST_METHOD']} lost on purpose")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,10 +27,18 @@ from docker.types import IPAMConfig, IPAMPool
 from moto.ec2.models.instances import Instance
 from moto.efs.models import efs_backends
 
-from tasks.emulator.cloud import NOTICE, Cloud
+from tasks.emulator.account import NFS_PORT
+from tasks.emulator.cloud import ACCOUNT, NOTICE, Cloud
 
 LABEL: Final = "elastic.emulator"
+OWNER: Final = "elastic.emulator.owner"
+"""Label with the emulator's process id: several emulators may share an engine."""
+
+EFS: Final = "/machine/efs"
+"""Where a machine's container has all file systems; `mount` makes a link to one of them."""
+
 HOST_IMAGE: Final = "elastic-emulated-host"
+HOST_BASE: Final = "python:3.11-slim-bookworm"
 STOP_S: Final = 40
 _DROPPED: Final = ("--log-driver", "--log-opt", "--gpus")
 _WITH_VALUE: Final = ("--name", "-v", "--tmpfs", "--user", "--stop-timeout", "--log-opt", "--log-driver")
@@ -55,11 +65,10 @@ class Hosts:
 
     def __enter__(self) -> Self:
         """Build the machines' image if there is none, and serve the cloud."""
-        with contextlib.suppress(APIError):
-            self.sweep()
+        self.sweep()
         options = {"buildargs": {"BASE": self.base}} if self.base else {}
         self.client.images.build(path=str(Path(__file__).parent / "host"), tag=HOST_IMAGE, rm=True, **options)
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.file_systems.mkdir(parents=True, exist_ok=True)
         self.cloud.listener = self.changed
         return self
 
@@ -72,13 +81,33 @@ class Hosts:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove every container and network of the emulator."""
-        for container in self.client.containers.list(all=True, filters={"label": LABEL}):
+        """Remove every container and network of this emulator, and of those whose process is gone."""
+        things = [
+            *self.client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True),
+            *self.client.networks.list(filters={"label": OWNER}),
+        ]
+        for thing in things:
+            owner = thing.attrs.get("Labels", thing.attrs.get("Config", {}).get("Labels"))[OWNER]
+            if owner != str(os.getpid()) and Path("/proc", owner).exists():
+                continue
             with contextlib.suppress(NotFound, APIError):
-                container.remove(force=True)
-        for network in self.client.networks.list(filters={"label": LABEL}):
-            with contextlib.suppress(NotFound):
-                network.remove()
+                thing.remove(**({"force": True} if hasattr(thing, "logs") else {}))
+
+    @property
+    def file_systems(self) -> Path:
+        """Directory of all file systems, one by its creation token."""
+        return self.root / "efs"
+
+    def place_of(self, file_system: str, access_point: str) -> Path:
+        """Return the directory that an access point shows."""
+        backend = efs_backends[ACCOUNT]
+        for regional in backend.values():
+            if access_point in regional.access_points:
+                point = regional.access_points[access_point]
+                token = regional.file_systems_by_id[file_system].creation_token
+                path: str = point.root_directory["Path"]
+                return self.file_systems / token / path.strip("/")
+        raise LookupError(access_point)
 
     # ---- what happens to machines --------------------------------------------------------------
 
@@ -103,10 +132,11 @@ class Hosts:
 
     def crash(self, name: str) -> None:
         """End a machine without a word, as a failed host does."""
-        for container in self._containers(name):
-            with contextlib.suppress(NotFound, APIError):
-                container.kill()
         self.cloud.ended(name, "Server.InternalError: the host failed")
+        machine = self.client.containers.get(name)
+        for network in machine.attrs["NetworkSettings"]["Networks"]:  # silence comes before the end
+            self.client.networks.get(network).disconnect(machine, force=True)
+        self._clear(name, stop_s=0)
 
     def wait(self) -> None:
         """Wait until everything that was asked for is done; raise what went wrong."""
@@ -133,10 +163,13 @@ class Hosts:
             HOST_IMAGE,
             name=instance.id,
             hostname=str(instance.private_dns_name).split(".")[0],
-            labels={LABEL: instance.id},
+            labels={LABEL: instance.id, OWNER: str(os.getpid())},
             cap_add=["NET_ADMIN"],
             init=True,
-            volumes={str(directory): {"bind": "/machine/lab", "mode": "rw"}},
+            volumes={
+                str(directory): {"bind": "/machine/lab", "mode": "rw"},
+                str(self.file_systems): {"bind": EFS, "mode": "rw"},
+            },
             network_mode="none",
         )
         self.client.networks.get("none").disconnect(container)
@@ -158,12 +191,13 @@ class Hosts:
         self._clear(instance.id)
         self.cloud.ended(instance.id)
 
-    def _clear(self, name: str) -> None:
-        for container in self._containers(name):
-            with contextlib.suppress(NotFound, APIError):
-                container.stop(timeout=STOP_S)
-                (self._directory(name) / f"{container.name}.log").write_bytes(container.logs())
-                container.remove(force=True)
+    def _clear(self, name: str, stop_s: int = STOP_S) -> None:
+        while containers := self._containers(name):  # what a start script began meanwhile ends too
+            for container in containers:
+                with contextlib.suppress(NotFound, APIError):
+                    container.stop(timeout=stop_s)
+                    (self._directory(name) / f"{container.name}.log").write_bytes(container.logs())
+                    container.remove(force=True)
         link = self._sockets.pop(name, None)
         if link is not None:
             link.close()
@@ -178,7 +212,10 @@ class Hosts:
         pool = IPAMPool(subnet=vpc.cidr_block, gateway=gateway)
         with contextlib.suppress(APIError):  # another machine's thread made it
             return self.client.networks.create(
-                name, driver="bridge", labels={LABEL: "network"}, ipam=IPAMConfig(pool_configs=[pool])
+                name,
+                driver="bridge",
+                labels={LABEL: "network", OWNER: str(os.getpid())},
+                ipam=IPAMConfig(pool_configs=[pool]),
             )
         return self.client.networks.list(names=[f"^{name}$"])[0]
 
@@ -221,7 +258,8 @@ class Hosts:
             threading.Thread(target=self._answer, args=(instance, peer), daemon=True).start()
 
     def _answer(self, instance: Instance, peer: socket.socket) -> None:
-        with peer, peer.makefile("rwb") as stream:
+        # Who asked may be gone before the answer: a pipe's end, a machine that was terminated.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError), peer, peer.makefile("rwb") as stream:
             request = json.loads(stream.readline())
 
             def say(**what: Any) -> None:
@@ -235,16 +273,30 @@ class Hosts:
             say(exit=act(instance, request["arguments"], say) if act else 0)
 
     def _mount(self, instance: Instance, arguments: list[str], say: Any) -> int:
-        """`mount -t efs`: the file system must exist with a mount target in the machine's zone."""
+        """`mount -t efs`: refused for the reasons that the real helper meets, in words like its own."""
         file_system = next((a.split(":")[0] for a in arguments if a.startswith("fs-")), "")
+        point = next(
+            (w.partition("=")[2] for a in arguments for w in a.split(",") if "accesspoint=" in w), ""
+        )
         backend = efs_backends[instance.owner_id][instance.region_name]
         targets = [t for t in backend.mount_targets_by_id.values() if t.file_system_id == file_system]
-        if not any(target.subnet_id == instance.subnet_id for target in targets):
+        target = next((t for t in targets if t.subnet_id == instance.subnet_id), None)
+        if target is None:
             say(text=f'Failed to resolve "{file_system}.efs": no mount target in this zone\n')
             return 1
-        (self.root / "efs" / file_system).mkdir(parents=True, exist_ok=True)
-        (self.root / "efs" / file_system).chmod(0o777)
-        (self._directory(instance.id) / "mounted").write_text(file_system)
+        if not _admits_nfs(instance, target.security_groups or ()):
+            say(text=f"mount.nfs4: Connection timed out: no rule lets us reach {target.ip_address}:2049\n")
+            return 1
+        try:
+            place = self.place_of(file_system, point)
+        except LookupError:
+            say(text=f'mount.nfs4: access denied: the access point "{point}" does not exist\n')
+            return 1
+        place.mkdir(parents=True, exist_ok=True)
+        inside = f"{EFS}/{place.relative_to(self.file_systems)}"
+        say(link=[inside, arguments[-1]])
+        mounted = {"target": arguments[-1], "source": str(place)}
+        (self._directory(instance.id) / "mounted").write_text(json.dumps(mounted))
         return 0
 
     def _shutdown(self, instance: Instance, arguments: list[str], say: Any) -> int:  # noqa: ARG002
@@ -257,19 +309,17 @@ class Hosts:
 
     def _docker(self, instance: Instance, arguments: list[str], say: Any) -> int:
         if arguments[0] != "run":
-            known = arguments[:2] != ["image", "inspect"]
-            return (
-                0
-                if known
-                else subprocess.run(
-                    ["docker", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-                ).returncode
-            )
+            if arguments[:2] != ["image", "inspect"]:
+                return 0
+            return subprocess.run(["docker", *arguments], capture_output=True, check=False).returncode
+        if instance.state in ("shutting-down", "terminated"):
+            return 1
         with subprocess.Popen(
             ["docker", "run", *self._translated(instance, arguments[1:])],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # a Ctrl-C is for the one who started us
         ) as process:
             for line in process.stdout or ():
                 say(text=line)
@@ -277,12 +327,10 @@ class Hosts:
 
     def _translated(self, instance: Instance, arguments: list[str]) -> list[str]:
         """Rewrite `docker run` so that its container is on the machine and sees its file system."""
-        mounted = self._directory(instance.id) / "mounted"
-        file_system = self.root / "efs" / (mounted.read_text() if mounted.exists() else "none")
-        result = [f"--label={LABEL}={instance.id}"]
+        result = [f"--label={LABEL}={instance.id}", f"--label={OWNER}={os.getpid()}"]
         words = iter(arguments)
         for word in words:
-            if not word.startswith("-"):  # the image: what follows is the agent's
+            if not word.startswith("-"):  # the image: what follows is its program's
                 return [*result, word, *words]
             value = [next(words)] if word in _WITH_VALUE else []
             if word.split("=")[0] in _DROPPED:
@@ -291,10 +339,47 @@ class Hosts:
                 word = f"--net=container:{instance.id}"
             elif word == "--name":
                 value = [f"{instance.id}-{value[0]}"]
-            elif word == "-v" and value[0].startswith("/mnt/elastic:"):
-                value = [value[0].replace("/mnt/elastic", str(file_system), 1)]
+            elif word == "--user":
+                # An access point makes one user of all; here that is who owns the directory.
+                value = [f"{os.getuid()}:{os.getgid()}"]
+            elif word == "-v":
+                value = [self._volume(instance, value[0])]
             result += [word, *value]
         return result
+
+    def _volume(self, instance: Instance, volume: str) -> str:
+        """Return a bind of the machine as one of the engine's."""
+        source, _, rest = volume.partition(":")
+        mounted = self._directory(instance.id) / "mounted"
+        known = json.loads(mounted.read_text()) if mounted.exists() else {"target": "", "source": ""}
+        if source == known["target"]:
+            return f"{known['source']}:{rest}"
+        disk = self._directory(instance.id) / "disk" / source.strip("/")
+        disk.mkdir(parents=True, exist_ok=True)
+        return f"{disk}:{rest}"
+
+
+def free_network(client: Any) -> IPv4Network:
+    """Return a private range of addresses that no network of the engine overlaps."""
+    taken = [
+        IPv4Network(config["Subnet"], strict=False)
+        for network in client.networks.list()
+        for config in network.attrs["IPAM"]["Config"] or ()
+        if ":" not in config["Subnet"]
+    ]
+    candidates = (IPv4Network(f"10.{number}.0.0/16") for number in range(42, 255))
+    return next(network for network in candidates if not any(map(network.overlaps, taken)))
+
+
+def _admits_nfs(instance: Any, groups: Any) -> bool:
+    """Return whether a mount target's security groups let an instance in."""
+    mine = {group.id for group in instance.security_groups}
+    for name in groups:
+        for rule in instance.ec2_backend.get_security_group_from_id(name).ingress_rules:
+            covers = rule.ip_protocol == "-1" or rule.from_port <= NFS_PORT <= rule.to_port
+            if covers and rule.source_group.get("GroupId") in mine:
+                return True
+    return False
 
 
 def _user_data(instance: Instance) -> str:

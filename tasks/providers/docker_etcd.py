@@ -19,7 +19,7 @@ from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import DockerPool
 from elastic_core.store.endpoint import DEFAULT_PORT, Endpoint
 from elastic_core.store.server import EtcdOptions, free_port, is_healthy, last_words, upkeep_flags
-from tasks.etcd import NoEtcd
+from tasks.etcd import OWN, NoEtcd
 from tasks.providers import docker_engine as engine
 from tasks.providers.docker_engine import ROLE_LABEL, RUN_LABEL, RUNS_LABEL, named
 from tasks.runs import RunDirectory
@@ -59,6 +59,8 @@ class EtcdContainerRecord:
 
 class EtcdContainer:
     """Starts, adopts and ends the etcd of a run (`tasks.etcd.EtcdService`)."""
+
+    source: Final = OWN
 
     def __init__(self, directory: RunDirectory, pool: DockerPool, *, client: Any | None = None) -> None:
         self._directory = directory

@@ -98,7 +98,7 @@ def test_a_guarded_etcd_is_entered_by_files_and_a_password_that_no_flag_and_no_r
     record = etcd.start(1)
     with connected(record.endpoint, source) as store:
         store.put(f"/elastic/{directory.run}/target", b"")
-    attempt = Attempt(job=job, directory=directory, number=1, endpoint=record.node_endpoint)
+    attempt = Attempt(job=job, directory=directory, number=1, endpoint=record.node_endpoint, etcd=job.etcd)
     request = attempt.launch_request("t", 1)
     assert f"--etcd-ca={guarded_etcd.tls.ca}" in request.command
     assert f"--etcd-user={guarded_etcd.credentials.user}" in request.command

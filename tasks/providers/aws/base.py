@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from elastic_core.errors import RefusedInput
+from elastic_core.model.job import AwsPool
 
 
 class Base(BaseModel):
@@ -28,6 +29,7 @@ class Base(BaseModel):
     subnets: dict[str, str]
     node_security_group: str
     etcd_security_group: str
+    storage_security_group: str
     file_system: str
     file_system_is_yours: bool
     access_point: str
@@ -64,3 +66,26 @@ def read_base(path: Path) -> Base:
         ) from error
     plain = {name: value.get("value", value) for name, value in outputs.items() if isinstance(value, dict)}
     return parse_base(plain or outputs, str(path))
+
+
+def base_of(pool: AwsPool) -> Base:
+    """Return the base of a pool's cluster.
+
+    Raises:
+        RefusedInput: Its file cannot be read, or describes another cluster or region.
+    """
+    base = read_base(Path(pool.base))
+    told = {"pool.cluster": (pool.cluster, base.cluster), "pool.region": (pool.region, base.region)}
+    problems = [
+        f"{field}: is {given!r}, but the base in {pool.base!r} says {there!r}: give that or another base"
+        for field, (given, there) in told.items()
+        if given != there
+    ]
+    problems += [
+        f"pool.zones: {zone!r} is none of the base's zones ({', '.join(base.subnets)})"
+        for zone in pool.zones
+        if zone not in base.subnets
+    ]
+    if problems:
+        raise RefusedInput(problems)
+    return base

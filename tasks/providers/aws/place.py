@@ -11,7 +11,7 @@ from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.holdings import Holding
 from tasks.providers.aws.faults import naming
-from tasks.providers.aws.provider import CLUSTER_TAG, EXPIRES_TAG, ROLE_TAG, RUN_TAG, AwsClients
+from tasks.providers.aws.inventory import CLUSTER_TAG, EXPIRES_TAG, ROLE_TAG, RUN_TAG, AwsClients
 
 _LIVING = ["pending", "running", "stopping", "stopped"]
 _BATCH = 500

@@ -10,13 +10,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
-
-import boto3
 
 from elastic_core.cluster.provider import (
     Instance,
@@ -25,19 +23,14 @@ from elastic_core.cluster.provider import (
     LaunchRequest,
     LaunchResult,
 )
-from elastic_core.errors import InsufficientCapacity, ProviderError, ProviderUnavailable
+from elastic_core.errors import InsufficientCapacity, ProviderError
 from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.providers.aws.base import Base
-from tasks.providers.aws.boot import Boot
-from tasks.providers.aws.faults import CLIENT_CONFIG, naming
+from tasks.providers.aws.boot import NodeBoot
+from tasks.providers.aws.faults import naming
 from tasks.providers.aws.fleet import FleetOrder, Market, Pool, PoolMemory, read_answer
-
-CLUSTER_TAG: Final = "elastic:cluster"
-RUN_TAG: Final = "elastic:run"
-TOKEN_TAG: Final = "elastic:token"  # noqa: S105 (a tag)
-ROLE_TAG: Final = "elastic:role"
-EXPIRES_TAG: Final = "elastic:expires-at"
+from tasks.providers.aws.inventory import Described, Inventory, Role
 
 WARNING: Final = "EC2 Spot Instance Interruption Warning"
 NOTICE_S: Final = 120.0
@@ -46,43 +39,6 @@ NOTICE_S: Final = 120.0
 SEEN_WITHIN_S: Final = 90.0
 """An instance from a launch's answer may be missing from DescribeInstances for so long."""
 
-_STATES: Final[Mapping[str, InstanceState]] = {
-    "pending": InstanceState.PENDING,
-    "running": InstanceState.RUNNING,
-    "shutting-down": InstanceState.STOPPING,
-    "stopping": InstanceState.STOPPING,
-    "stopped": InstanceState.ENDED,
-    "terminated": InstanceState.ENDED,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsClients:
-    """The services of one region; the emulator's where the pool names an endpoint."""
-
-    ec2: Any
-    sqs: Any
-
-    @classmethod
-    def of(cls, pool: AwsPool) -> AwsClients:
-        """Return clients for the pool's region, whatever the environment's default region is."""
-        session = boto3.session.Session(region_name=pool.region)
-        endpoint = pool.endpoint_url or None
-        return cls(
-            ec2=session.client("ec2", config=CLIENT_CONFIG, endpoint_url=endpoint),
-            sqs=session.client("sqs", config=CLIENT_CONFIG, endpoint_url=endpoint),
-        )
-
-
-@dataclass(slots=True)
-class _Launched:
-    """An instance that a launch's answer named, until DescribeInstances shows it."""
-
-    instance: Instance
-    token: str
-    at: float
-    zone: str
-
 
 @dataclass(slots=True)
 class AwsProvider:
@@ -90,19 +46,21 @@ class AwsProvider:
 
     Attributes:
         pool: Types, market, zones and limits.
+        inventory: Where instances are found.
+        runs: Directory of all runs' directories, on the cluster's file system.
         approve: Called before each order with (count, types, zone, market); raises to refuse it (budget).
-        clock: Wall-clock seconds.
-        wait: Sleeps; a test moves its own clock.
     """
 
     pool: AwsPool
-    base: Base
-    clients: AwsClients
+    inventory: Inventory
+    runs: Path
     approve: Callable[[int, Sequence[str], str, Market], None] = lambda *_: None
-    clock: Callable[[], float] = time.time
-    wait: Callable[[float], None] = time.sleep
     _memory: PoolMemory = field(default_factory=PoolMemory)
-    _launched: dict[RunId, dict[str, _Launched]] = field(default_factory=dict)
+    _launched: dict[RunId, dict[str, Described]] = field(default_factory=dict)
+
+    @property
+    def _base(self) -> Base:
+        return self.inventory.base
 
     # ---- launching -----------------------------------------------------------------------------
 
@@ -134,10 +92,10 @@ class AwsProvider:
             reason="; ".join(reasons),
         )
 
-    def _plan(self, known: Sequence[_Launched]) -> Iterator[tuple[str, Market]]:
+    def _plan(self, known: Sequence[Described]) -> Iterator[tuple[str, Market]]:
         """Yield where to ask, in order. Nodes of one run share a zone: traffic between zones is billed."""
         living = [item.zone for item in known if item.instance.state is not InstanceState.ENDED]
-        zones = [living[0]] if living else list(self.pool.zones or self.base.subnets)
+        zones = [living[0]] if living else list(self.pool.zones or self._base.subnets)
         markets: tuple[Market, ...] = {
             "spot": ("spot",),
             "on-demand": ("on-demand",),
@@ -149,8 +107,8 @@ class AwsProvider:
 
     def _order(
         self, request: LaunchRequest, version: str, zone: str, market: Market, count: int
-    ) -> tuple[list[_Launched], tuple[str, ...]]:
-        now = self.clock()
+    ) -> tuple[list[Described], tuple[str, ...]]:
+        now = self.inventory.clock()
         types = tuple(
             kind
             for kind in self.pool.instance_types
@@ -163,48 +121,39 @@ class AwsProvider:
             count=count,
             market=market,
             zone=zone,
-            subnet=self.base.subnets[zone],
+            subnet=self._base.subnets[zone],
             instance_types=types,
-            template=self.base.launch_template,
+            template=self._base.launch_template,
             template_version=version,
             token=f"{request.run}/{request.token}",
-            tags=self._tags(request),
+            tags=self.inventory.tags(request.run, "node", request.token, self.pool.max_hours),
         )
         with naming("CreateFleet"):
-            answer = read_answer(order, self.clients.ec2.create_fleet(**order.request()))
+            answer = read_answer(order, self.inventory.clients.ec2.create_fleet(**order.request()))
         for pool in answer.exhausted:
             self._memory.block(pool, now)
         if answer.error is not None and not answer.instances:
             raise answer.error
         got = [
-            _Launched(
-                Instance(name=name, state=InstanceState.PENDING, log=self.base.log_group),
+            Described(
+                instance=Instance(name=name, state=InstanceState.PENDING, log=self._base.log_group),
                 token=request.token,
                 at=now,
                 zone=zone,
+                spot=market == "spot",
             )
             for name in answer.instances
         ]
         self._launched.setdefault(request.run, {}).update({item.instance.name: item for item in got})
         return got, answer.reasons
 
-    def _tags(self, request: LaunchRequest) -> dict[str, str]:
-        expires = datetime.fromtimestamp(self.clock() + self.pool.max_hours * 3600, UTC)
-        return {
-            "Name": f"{self.base.cluster}-{request.run}",
-            CLUSTER_TAG: self.base.cluster,
-            RUN_TAG: request.run,
-            TOKEN_TAG: request.token,
-            ROLE_TAG: "node",
-            # To the hour, so that a repeated call has the same arguments and its token still holds.
-            EXPIRES_TAG: expires.strftime("%Y-%m-%dT%H:00Z"),
-        }
-
     def _template_version(self, request: LaunchRequest) -> str:
         """Return the launch-template version with this run's start script, made if there is none."""
-        boot = Boot(
-            base=self.base,
-            image=self.pool.image or f"{self.base.repository_url}:latest",
+        boot = NodeBoot(
+            base=self._base,
+            image=self.pool.image or f"{self._base.repository_url}:latest",
+            mount=self.pool.mount,
+            logs=self.runs.absolute() / request.run / "logs",
             command=request.command,
             environment=request.environment,
             shm_gib=self.pool.shm_gib,
@@ -218,8 +167,8 @@ class AwsProvider:
             if version.get("VersionDescription") == description:
                 return str(version["VersionNumber"])
         with naming("CreateLaunchTemplateVersion"):
-            made = self.clients.ec2.create_launch_template_version(
-                LaunchTemplateId=self.base.launch_template,
+            made = self.inventory.clients.ec2.create_launch_template_version(
+                LaunchTemplateId=self._base.launch_template,
                 SourceVersion="1",
                 VersionDescription=description,
                 LaunchTemplateData={"UserData": data},
@@ -228,8 +177,8 @@ class AwsProvider:
 
     def _template_versions(self) -> Iterator[Mapping[str, Any]]:
         with naming("DescribeLaunchTemplateVersions"):
-            pages = self.clients.ec2.get_paginator("describe_launch_template_versions").paginate(
-                LaunchTemplateId=self.base.launch_template
+            pages = self.inventory.clients.ec2.get_paginator("describe_launch_template_versions").paginate(
+                LaunchTemplateId=self._base.launch_template
             )
             for page in pages:
                 yield from page["LaunchTemplateVersions"]
@@ -240,52 +189,23 @@ class AwsProvider:
         """Return a run's instances; ended ones for about an hour, as long as EC2 shows them."""
         return [item.instance for item in self._known(run)]
 
-    def _known(self, run: RunId) -> list[_Launched]:
-        seen = {item.instance.name: item for item in self._described(run)}
+    def _known(self, run: RunId) -> list[Described]:
+        seen = {item.instance.name: item for item in self.inventory.described(run, "node")}
         unseen = self._launched.get(run, {})
         for name, item in list(unseen.items()):
-            if name in seen or self.clock() - item.at > SEEN_WITHIN_S:
+            if name in seen or self.inventory.clock() - item.at > SEEN_WITHIN_S:
                 del unseen[name]
             else:
                 seen[name] = item
         return sorted(seen.values(), key=lambda item: (item.at, item.instance.name))
-
-    def _described(self, run: RunId, role: str = "node") -> Iterator[_Launched]:
-        filters = [
-            {"Name": f"tag:{CLUSTER_TAG}", "Values": [self.base.cluster]},
-            {"Name": f"tag:{RUN_TAG}", "Values": [run]},
-            {"Name": f"tag:{ROLE_TAG}", "Values": [role]},
-        ]
-        with naming("DescribeInstances"):
-            for page in self.clients.ec2.get_paginator("describe_instances").paginate(Filters=filters):
-                for reservation in page["Reservations"]:
-                    for instance in reservation["Instances"]:
-                        yield self._read(instance)
-
-    def _read(self, instance: Mapping[str, Any]) -> _Launched:
-        state = _STATES[instance["State"]["Name"]]
-        tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
-        reason = instance.get("StateReason", {}).get("Message", "") if state is InstanceState.ENDED else ""
-        return _Launched(
-            Instance(
-                name=instance["InstanceId"],
-                state=state,
-                address=instance.get("PrivateIpAddress", ""),
-                detail=reason,
-                log=f"{self.base.log_group}:{instance['InstanceId']}",
-            ),
-            token=tags.get(TOKEN_TAG, ""),
-            at=instance["LaunchTime"].timestamp(),
-            zone=instance["Placement"]["AvailabilityZone"],
-        )
 
     def interruptions(self, run: RunId) -> Sequence[InterruptionNotice]:
         """Return spot notices of a run's nodes, and avoid the pools that they come from."""
         mine = {item.instance.name: item for item in self._known(run)}
         notices = []
         with naming("ReceiveMessage"):
-            answer = self.clients.sqs.receive_message(
-                QueueUrl=self.base.interruption_queue, MaxNumberOfMessages=10, VisibilityTimeout=5
+            answer = self.inventory.clients.sqs.receive_message(
+                QueueUrl=self._base.interruption_queue, MaxNumberOfMessages=10, VisibilityTimeout=5
             )
         for message in answer.get("Messages", ()):
             event = json.loads(message["Body"])
@@ -295,10 +215,10 @@ class AwsProvider:
             if event.get("detail-type") == WARNING:
                 notices.append(self._notice(event, name))
                 for kind in self.pool.instance_types:
-                    self._memory.block(Pool(kind, mine[name].zone, "spot"), self.clock())
+                    self._memory.block(Pool(kind, mine[name].zone, "spot"), self.inventory.clock())
             with naming("DeleteMessage"):
-                self.clients.sqs.delete_message(
-                    QueueUrl=self.base.interruption_queue, ReceiptHandle=message["ReceiptHandle"]
+                self.inventory.clients.sqs.delete_message(
+                    QueueUrl=self._base.interruption_queue, ReceiptHandle=message["ReceiptHandle"]
                 )
         return notices
 
@@ -312,12 +232,7 @@ class AwsProvider:
     def terminate(self, run: RunId, names: Collection[str]) -> None:
         """Terminate instances of this run; others and unknown ones are left alone."""
         mine = [item.instance.name for item in self._known(run) if item.instance.name in names]
-        self._terminate(mine)
-
-    def _terminate(self, names: Sequence[str]) -> None:
-        for start in range(0, len(names), 500):
-            with naming("TerminateInstances"):
-                self.clients.ec2.terminate_instances(InstanceIds=list(names[start : start + 500]))
+        self.inventory.terminate(mine)
 
     def teardown(self, run: RunId) -> None:
         """Terminate all instances of a run, nodes before etcd, wait for their end, forget its versions.
@@ -328,9 +243,10 @@ class AwsProvider:
             ProviderError: The first failure; the message says what is left.
         """
         problems: list[ProviderError] = []
-        for role in ("node", "etcd"):
+        roles: tuple[Role, ...] = ("node", "etcd")
+        for role in roles:
             try:
-                self._end_all(run, role)
+                self.inventory.end_all(run, role)
             except ProviderError as error:
                 problems.append(error)
         try:
@@ -341,22 +257,6 @@ class AwsProvider:
         if problems:
             raise problems[0]
 
-    def _end_all(self, run: RunId, role: str, timeout_s: float = 300.0) -> None:
-        deadline = self.clock() + timeout_s
-        while True:
-            left = [
-                item.instance
-                for item in self._described(run, role)
-                if item.instance.state is not InstanceState.ENDED
-            ]
-            if not left:
-                return
-            self._terminate([node.name for node in left if node.state is not InstanceState.STOPPING])
-            if self.clock() > deadline:
-                names = ", ".join(node.name for node in left)
-                raise ProviderUnavailable(f"still not terminated after {timeout_s:.0f} s: {names}")
-            self.wait(5.0)
-
     def _delete_versions(self, run: RunId) -> None:
         versions = [
             str(version["VersionNumber"])
@@ -365,6 +265,6 @@ class AwsProvider:
         ]
         if versions:
             with naming("DeleteLaunchTemplateVersions"):
-                self.clients.ec2.delete_launch_template_versions(
-                    LaunchTemplateId=self.base.launch_template, Versions=versions
+                self.inventory.clients.ec2.delete_launch_template_versions(
+                    LaunchTemplateId=self._base.launch_template, Versions=versions
                 )

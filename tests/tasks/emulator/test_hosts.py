@@ -13,7 +13,8 @@ import pytest
 from elastic_core.cluster.provider import LaunchRequest
 from elastic_core.ids import RunId
 from tasks.emulator.hosts import LABEL, Hosts
-from tasks.providers.aws.provider import AwsClients, AwsProvider
+from tasks.providers.aws.inventory import AwsClients, Inventory
+from tasks.providers.aws.provider import AwsProvider
 from tests.tasks.emulator.account import Account
 
 pytestmark = [pytest.mark.aws, pytest.mark.docker, pytest.mark.slow]
@@ -38,13 +39,9 @@ def hosts(account: Account, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def provider(account: Account) -> AwsProvider:
-    efs = account.client("efs")
-    file_system = efs.create_file_system(CreationToken="t")["FileSystemId"]
-    for subnet in account.base.subnets.values():
-        efs.create_mount_target(FileSystemId=file_system, SubnetId=subnet)
     pool = account.pool(instance_types=("m5.large",), image=STUB, shm_gib=0.0625)
-    base = account.base.model_copy(update={"file_system": file_system})
-    return AwsProvider(pool=pool, base=base, clients=AwsClients.of(pool), wait=lambda _: None)
+    inventory = Inventory(base=account.base, clients=AwsClients.of(pool), wait=lambda _: None)
+    return AwsProvider(pool=pool, inventory=inventory, runs=Path("/mnt/elastic/runs"))
 
 
 def eventually(is_true: Callable[[], bool], what: str) -> None:

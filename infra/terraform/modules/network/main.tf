@@ -71,7 +71,7 @@ resource "aws_security_group" "etcd" {
 
 resource "aws_security_group" "storage" {
   name        = "${var.cluster}-storage"
-  description = "EFS mount targets: NFS from the training nodes"
+  description = "EFS mount targets: NFS from the training nodes and etcd"
   vpc_id      = aws_vpc.this.id
 }
 
@@ -103,6 +103,16 @@ resource "aws_vpc_security_group_ingress_rule" "etcd_peers" {
 resource "aws_vpc_security_group_ingress_rule" "storage_from_node" {
   security_group_id            = aws_security_group.storage.id
   referenced_security_group_id = aws_security_group.node.id
+  ip_protocol                  = "tcp"
+  from_port                    = 2049
+  to_port                      = 2049
+  description                  = "NFS"
+}
+
+# etcd keeps its data and finds its certificates there.
+resource "aws_vpc_security_group_ingress_rule" "storage_from_etcd" {
+  security_group_id            = aws_security_group.storage.id
+  referenced_security_group_id = aws_security_group.etcd.id
   ip_protocol                  = "tcp"
   from_port                    = 2049
   to_port                      = 2049

@@ -3,6 +3,7 @@
 import base64
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from elastic_core.errors import InsufficientCapacity, InvalidRequest, ProviderUn
 from elastic_core.ids import RunId
 from tasks.emulator.frontdoor import Fault
 from tasks.providers.aws.fleet import BLOCK_S, Pool
-from tasks.providers.aws.provider import AwsClients, AwsProvider
+from tasks.providers.aws.inventory import AwsClients, Inventory
+from tasks.providers.aws.provider import AwsProvider
 from tests.tasks.emulator.account import Account, account, cloud
 
 __all__ = ["account", "cloud"]
@@ -25,7 +27,8 @@ TYPES = ("m5.large", "c5.large")
 
 def provider(account: Account, **changes: Any) -> AwsProvider:
     pool = account.pool(**{"instance_types": TYPES, **changes})
-    return AwsProvider(pool=pool, base=account.base, clients=AwsClients.of(pool), wait=lambda _: None)
+    inventory = Inventory(base=account.base, clients=AwsClients.of(pool), wait=lambda _: None)
+    return AwsProvider(pool=pool, inventory=inventory, runs=Path("/mnt/elastic/runs"))
 
 
 def wanted(count: int = 1, token: str = "start", run: RunId = RUN) -> LaunchRequest:
@@ -120,7 +123,7 @@ def test_a_pool_without_capacity_is_left_alone_for_a_while(account: Account) -> 
     exhaust(account, "us-west-2b")
     now = [1_800_000_000.0]
     subject = provider(account)
-    subject.clock = lambda: now[0]
+    subject.inventory.clock = lambda: now[0]
     for _ in range(2):
         with pytest.raises(InsufficientCapacity):
             subject.launch(wanted())
@@ -246,8 +249,8 @@ def test_teardown_of_what_does_not_end_is_bounded_and_names_it(account: Account)
     subject = provider(account)
     name = subject.launch(wanted()).launched[0].name
     now = [1_800_000_000.0]
-    subject.clock = lambda: now[0]
-    subject.wait = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    subject.inventory.clock = lambda: now[0]
+    subject.inventory.wait = lambda seconds: now.__setitem__(0, now[0] + seconds)
     with pytest.raises(ProviderUnavailable, match=name):
         subject.teardown(RUN)
 

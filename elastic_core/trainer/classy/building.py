@@ -42,9 +42,11 @@ def judge_built(job: JobSpec, base: Path) -> Verdict:
         epochs=recipe.config["num_epochs"],
         test_period=0,
     )
-    problems = rehearse(recipe, schedule)
+    shown = rehearse(recipe, schedule)
+    if shown.problems:
+        return Verdict(tuple(shown.problems))
     model = parts.built[at(ROOT, "model")]
-    return Verdict(tuple(problems), "" if problems else _summary(recipe, schedule, model, data["test"]))
+    return Verdict((), _summary(recipe, schedule, _complexity(model, shown.flops), data["test"]))
 
 
 def _size_problems(data: Mapping[str, Any], recipe: Recipe) -> list[str]:
@@ -68,11 +70,15 @@ def _size_problems(data: Mapping[str, Any], recipe: Recipe) -> list[str]:
     return found
 
 
-def _summary(recipe: Recipe, schedule: Schedule, model: Any, test: Any) -> str:
+def _complexity(model: Any, flops: float) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{parameters:,} parameters and {flops / 1e6:,.1f} MFLOP a sample"
+
+
+def _summary(recipe: Recipe, schedule: Schedule, complexity: str, test: Any) -> str:
     held_out = f"{len(test):,} held-out samples" if test is not None else "no evaluation"
     return (
-        f"model {recipe.config['model']['name']} with {parameters:,} parameters, "
+        f"model {recipe.config['model']['name']} with {complexity}, "
         f"{schedule.samples:,} training and {held_out}, "
         f"{schedule.total_steps:,} steps in {schedule.epochs} epochs, "
         f"global batch {recipe.global_batch} in {recipe.shards} shards, learning rate {_rate(recipe.config)}"

@@ -9,10 +9,11 @@ import copy
 import io
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_core.trainer.classy.evaluation import is_summable
 from elastic_core.trainer.classy.inspection import word
@@ -29,20 +30,34 @@ _PATIENCE_S: Final = 8.0
 """A model whose outputs took longer than this is not rehearsed further: a step takes three times as long."""
 
 
-def rehearse(recipe: Recipe, schedule: Schedule) -> list[str]:
-    """Return what goes wrong in a short training of a recipe whose parts can all be built."""
+@dataclass(slots=True)
+class Rehearsal:
+    """What a short training showed.
+
+    Attributes:
+        problems: What goes wrong.
+        flops: Floating-point operations of one forward pass over one sample.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    flops: float = 0
+
+
+def rehearse(recipe: Recipe, schedule: Schedule) -> Rehearsal:
+    """Train a recipe whose parts can all be built a little, and say what that shows."""
+    shown = Rehearsal()
     smallest = smallest_shard(schedule, recipe.shards)
     sizes = {min(recipe.global_batch // recipe.shards, _SAMPLES), min(smallest, _SAMPLES)}
     for size in sorted(sizes, reverse=True):
         try:
-            problems = list(_rehearse(recipe, size))
+            shown.problems += _rehearse(recipe, size, shown)
         except Exception as error:  # any failure here would be one in training
-            problems = [
+            shown.problems.append(
                 f"{ROOT}: training a shard of {size} samples fails: {word(error)}{_remedy(error, size)}"
-            ]
-        if problems:
-            return problems
-    return []
+            )
+        if shown.problems:
+            break
+    return shown
 
 
 def smallest_shard(schedule: Schedule, shards: int) -> int:
@@ -51,13 +66,13 @@ def smallest_shard(schedule: Schedule, shards: int) -> int:
     return max(1, last // shards)
 
 
-def _rehearse(recipe: Recipe, size: int) -> Iterator[str]:
+def _rehearse(recipe: Recipe, size: int, shown: Rehearsal) -> Iterator[str]:
     trainee = ClassyTrainee(
         replace(recipe, config=_small(recipe.config), global_batch=size, shards=1), cpus=1
     )
     trainee.prepare()
     start = time.monotonic()
-    unfit = list(_misfits(trainee, recipe.config))
+    unfit = list(_misfits(trainee, recipe.config, shown))
     yield from unfit
     if unfit or time.monotonic() - start > _PATIENCE_S:
         return
@@ -78,9 +93,12 @@ def _small(config: Mapping[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _misfits(trainee: ClassyTrainee, config: Mapping[str, Any]) -> Iterator[str]:
+def _misfits(trainee: ClassyTrainee, config: Mapping[str, Any], shown: Rehearsal) -> Iterator[str]:
     """Compare one batch with what the model makes of it."""
     sample = trainee.first_batch()
+    if sample is None:
+        yield f"{at(ROOT, 'dataset', 'train')}: none of its first samples can be read"
+        return
     if not isinstance(sample, Mapping) or not {"input", "target"} <= sample.keys():
         yield (
             f"{at(ROOT, 'dataset', 'train')}: its samples are not dicts with 'input' and 'target': use the "
@@ -88,8 +106,9 @@ def _misfits(trainee: ClassyTrainee, config: Mapping[str, Any]) -> Iterator[str]
         )
         return
     trainee.task.enter_evaluation()
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         output = trainee.task.compute_model(sample)
+    shown.flops = counter.get_total_flops() / len(sample["target"])
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
         shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         yield (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from elastic_core.trainer.classy.hooks import find_hook_problems
 from elastic_core.trainer.classy.problems import ROOT, at, missing_key, unknown_key, wrong_value
 
 TASK_KEYS: Final = frozenset(
@@ -59,7 +60,6 @@ MIXUP_KEYS: Final = frozenset(
         "label_smoothing",
     ]
 )
-EMA_KEYS: Final = frozenset(("name", "decay", "consider_bn_buffers", "device"))
 
 OLD_FLAGS: Final = {
     "num_workers": "it belongs into dataset.train and dataset.test",
@@ -69,25 +69,11 @@ OLD_FLAGS: Final = {
     "checkpoint_period": "checkpoints are set by the job's checkpoint.every_steps and every_seconds",
     "checkpoint_load_path": "remove it; the job's resume decides",
     "pretrained_checkpoint_path": "fine_tuning calls it pretrained_checkpoint",
-    "profiler": "remove it",
+    "profiler": "remove it; the hook profiler records a few steps",
     "show_progress": "remove it; progress is always told",
-    "visdom_server": "remove it; the loss curve is in the run's report",
+    "visdom_server": "remove it; the hook tensorboard_plot draws curves",
 }
 """Command-line flags of classy_train.py, which some write into the config: what to do instead."""
-
-_NOT_BY_HOOKS: Final = {
-    "checkpoint": "remove it: the job's checkpoint section writes checkpoints, atomically",
-    "loss_lr_meter_logging": "remove it: progress is told and written to metrics.jsonl",
-    "progress_bar": "remove it: progress is always told",
-    "model_complexity": "remove it: it would run a forward pass at every start of every worker",
-    "tensorboard_plot": "remove it: metrics.jsonl and the run's report have the curves",
-    "model_tensorboard": "remove it",
-    "visdom": "remove it: metrics.jsonl and the run's report have the curves",
-    "output_csv": "remove it: use load_exported on the trained model",
-    "profiler": "remove it: it does not run on this torch",
-    "torchscript": "remove it: the trained model is exported at the end",
-    "precise_bn": "remove it: BatchNorm's statistics are the same at every world size already",
-}
 
 _VIDEO: Final = ("kinetics400", "ucf101", "hmdb51")
 _PATH_KEYS: Final = {"image_folder": ("root",), "image_path": ("image_folder",)}
@@ -102,7 +88,7 @@ def find_problems(config: Mapping[str, Any], base: Path) -> list[str]:
         *_task(config),
         *_data(config, base),
         *_parts(config),
-        *_hooks(config),
+        *find_hook_problems(config),
     ]
 
 
@@ -320,36 +306,6 @@ def _mixup(section: Any) -> Iterator[str]:
     for key in ("alpha", "num_classes"):
         if key not in section:
             yield missing_key(path, key, section)
-
-
-def _hooks(config: Mapping[str, Any]) -> Iterator[str]:
-    hooks, path = config.get("hooks"), at(ROOT, "hooks")
-    if hooks is None:
-        return
-    if not isinstance(hooks, list):
-        yield wrong_value(path, hooks, 'a list like [{"name": "ema_model_weights", "decay": 0.999}]')
-        return
-    for number, hook in enumerate(hooks):
-        place = at(path, number)
-        name = hook.get("name") if isinstance(hook, Mapping) else None
-        if name == "ema_model_weights":
-            yield from _average(hook, place)
-        elif name in _NOT_BY_HOOKS:
-            yield f"{at(place, 'name')}: hook {name!r} is not run: {_NOT_BY_HOOKS[name]}"
-        else:
-            yield (
-                f"{at(place, 'name')}: hook {name!r} is not supported; allowed: ema_model_weights "
-                "(a hook would see one rank's shards, not the step)"
-            )
-
-
-def _average(hook: Mapping[str, Any], path: str) -> Iterator[str]:
-    for key in hook:
-        if key not in EMA_KEYS:
-            yield unknown_key(path, key, EMA_KEYS)
-    decay: Any = hook.get("decay")
-    if not _is_number(decay) or not decay <= 1:
-        yield wrong_value(at(path, "decay"), decay, "a number from 0 to 1")
 
 
 # ---- values ------------------------------------------------------------------------------------

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from elastic_core.errors import RefusedInput
+from elastic_core.trainer.classy import hooks
 from elastic_core.trainer.classy.average import WeightAverage
 from elastic_core.trainer.classy.evaluation import Evaluation
 from elastic_core.trainer.classy.export import export_model
 from elastic_core.trainer.classy.finite import FiniteGuard
 from elastic_core.trainer.classy.loader import Request, SampleLoader
 from elastic_core.trainer.classy.mixing import mix
+from elastic_core.trainer.classy.observers import Observer, build_observers
+from elastic_core.trainer.classy.precise import PreciseStatistics
 from elastic_core.trainer.classy.recipe import Recipe
 from elastic_core.trainer.classy.samples import count_correct, move
 from elastic_core.trainer.classy.schedule import Schedule
@@ -32,8 +36,6 @@ from elastic_core.trainer.classy.step import StepTensor
 from elastic_core.trainer.classy.task import build_elastic_task
 from elastic_core.trainer.order import epoch_order, global_batch, shard, shards_of
 from elastic_core.trainer.trainee import Reducer, StepReport
-
-EMA_HOOK: Final = "ema_model_weights"
 
 _MOST_PROCESSES: Final = 4
 """Loader processes that are started without being asked for."""
@@ -49,8 +51,12 @@ class ClassyTrainee:
         figures: What the last evaluation found.
     """
 
-    def __init__(self, recipe: Recipe, *, cpus: int = 1, local_rank: int = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, *, cpus: int = 1, local_rank: int = 0, run_dir: Path | None = None
+    ) -> None:
         self.recipe = recipe
+        self._run_dir = run_dir
+        self._observers: tuple[Observer, ...] = ()
         self.evaluated = -1
         self.figures: dict[str, float] = {}
         self._step = 0
@@ -76,6 +82,7 @@ class ClassyTrainee:
         """Build what training needs and run one dry step; the state is as before it."""
         self.prepare()
         self.run_dry()
+        self._observers = build_observers(self.recipe.config, self._run_dir)
 
     def prepare(self) -> None:
         """Build what training needs."""
@@ -124,14 +131,11 @@ class ClassyTrainee:
         return 0 if in_memory else max(1, min(_MOST_PROCESSES, self._cpus - 1))
 
     def _average(self) -> WeightAverage | None:
-        for hook in self.recipe.config.get("hooks") or []:
-            if hook["name"] == EMA_HOOK:
-                return WeightAverage(
-                    self.task.base_model,
-                    decay=hook["decay"],
-                    with_statistics=hook.get("consider_bn_buffers", True),
-                )
-        return None
+        hook = hooks.settings_of(self.recipe.config, hooks.EMA)
+        if hook is None:
+            return None
+        with_statistics = hook.get("consider_bn_buffers", True)
+        return WeightAverage(self.task.base_model, decay=hook["decay"], with_statistics=with_statistics)
 
     def run_dry(self) -> None:
         """Do a first step, which loads kernels and fills allocators, and take it back."""
@@ -201,6 +205,9 @@ class ClassyTrainee:
             FloatingPointError: The loss is no number any more; nothing was updated.
         """
         dealt = len(self._batch(self._step))
+        observers = self._observers if reducer.rank == 0 else ()
+        for observer in observers:
+            observer.before_step(self._step)
         with random_state_kept():
             try:
                 per_shard = self._compute(reducer, dealt)
@@ -211,7 +218,10 @@ class ClassyTrainee:
             total = reducer.reduce_shards(per_shard, self.recipe.shards)
         else:
             total = reducer.reduce(self._step_tensor.flat)
-        return self._update(total, dealt)
+        report = self._update(total, dealt)
+        for observer in observers:
+            observer.after_step(report)
+        return report
 
     def _compute(self, reducer: Reducer, dealt: int) -> dict[int, torch.Tensor]:
         """Run forward and backward over this rank's shards; return each apart in deterministic mode."""
@@ -289,10 +299,41 @@ class ClassyTrainee:
 
     def evaluate(self, reducer: Reducer) -> Mapping[str, float]:
         """Evaluate each held-out sample once over all ranks, with the averaged weights if there are any."""
+        self._measure_statistics(reducer)
         with self.average.in_place() if self.average is not None else nullcontext():
             self.figures = self._evaluation.run(reducer)
         self.evaluated = self._step
+        for observer in self._observers if reducer.rank == 0 else ():
+            observer.after_evaluation(self._step, self.figures)
         return self.figures
+
+    def _measure_statistics(self, reducer: Reducer) -> None:
+        """Measure BatchNorm's statistics over samples of the finished epoch, if a hook asks for it."""
+        hook = hooks.settings_of(self.recipe.config, hooks.PRECISE_BN)
+        if hook is None:
+            return
+        epoch = max(self._step - 1, 0) // self.schedule.steps_per_epoch
+        steps = min(-(-hook["num_samples"] // self.recipe.global_batch), self.schedule.steps_per_epoch)
+        first = epoch * self.schedule.steps_per_epoch
+        numbers = shards_of(reducer.rank, reducer.world_size, self.recipe.shards)
+        self.task.enter_training()
+        with random_state_kept():
+            PreciseStatistics(self.task.base_model, self.task.compute_model).measure(
+                self._fetched(range(first, first + steps), reducer), numbers, reducer, self.recipe.shards
+            )
+
+    def _fetched(self, steps: range, reducer: Reducer) -> Iterator[tuple[int, Any]]:
+        """Yield this rank's shards of some steps of one epoch, with their samples."""
+        assert self._loader is not None
+        for step in steps:
+            for number, ids in self._shards(step, reducer).items():
+                if ids:
+                    epoch = self.schedule.epoch_of(step)
+                    request = Request("train", epoch, ids)
+                    upcoming = partial(_starting_with, request, self._requests(step, reducer))
+                    sample = self._loader.fetch(request, upcoming)
+                    seed_all(derive(self.recipe.seed, "shard", epoch, step, number))
+                    yield number, move(sample, self.device)
 
     def results(self) -> Mapping[str, float]:
         """Return the figures of the last evaluation, `test_accuracy` among them."""

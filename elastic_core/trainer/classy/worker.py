@@ -76,7 +76,9 @@ class ElasticTrainer(ClassyTrainer):  # type: ignore[misc]  # Classy Vision has 
         return CheckpointWriter(open_checkpoints(place, keep=policy.keep), clock=self._clock)
 
 
-def build_trainee(job: JobSpec, base: Path, *, local_rank: int = 0) -> ClassyTrainee:
+def build_trainee(
+    job: JobSpec, base: Path, *, local_rank: int = 0, run_dir: Path | None = None
+) -> ClassyTrainee:
     """Return the trainee of a job, not set up yet; relative paths start from `base`.
 
     Raises:
@@ -85,7 +87,7 @@ def build_trainee(job: JobSpec, base: Path, *, local_rank: int = 0) -> ClassyTra
     if isinstance(job.training, ClassyTraining):
         register_user_package(job.training.user_package)
     cpus = (os.cpu_count() or 1) // job.workers_per_node
-    return ClassyTrainee(resolve(job, base), cpus=max(1, cpus), local_rank=local_rank)
+    return ClassyTrainee(resolve(job, base), cpus=max(1, cpus), local_rank=local_rank, run_dir=run_dir)
 
 
 def run_worker(environment: Mapping[str, str]) -> ExitCode:
@@ -99,11 +101,17 @@ def run_worker(environment: Mapping[str, str]) -> ExitCode:
     if not path:
         raise RefusedInput([f"{JOB} is not set: start this by an agent with --job, or use `solo JOB.yaml`"])
     job = load_job(Path(path))
-    trainee = build_trainee(job, Path.cwd(), local_rank=int(environment.get("LOCAL_RANK", "0")))
+    run_dir = environment.get("ELASTIC_RUN_DIR", "")
+    trainee = build_trainee(
+        job,
+        Path.cwd(),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        run_dir=Path(run_dir) if run_dir else None,
+    )
     return ElasticTrainer(job, environment).train(trainee).value
 
 
 def run_solo(job: JobSpec, base: Path, run_dir: Path) -> Mapping[str, float]:
     """Train a job in this process alone and return its results."""
     torch.set_num_threads(1)  # as workers have it: sums depend on the number of threads
-    return train_alone(build_trainee(job, base), run_dir)
+    return train_alone(build_trainee(job, base, run_dir=run_dir), run_dir)

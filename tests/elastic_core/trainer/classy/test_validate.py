@@ -84,11 +84,27 @@ MISTAKES = [
     ),
     Mistake("mixup", {"num_classes": 10}, "mixup.alpha: is required"),
     Mistake("mixup", {"alpha": 1, "num_classes": 10, "prob": 1}, "mixup.prob: unknown key 'prob'"),
-    Mistake("hooks", [{"name": "precise_bn"}], "hooks[0].name: hook 'precise_bn' is not run: remove it"),
+    Mistake("hooks", [{"name": "visdom"}], "hooks[0].name: hook 'visdom' is not run: remove it: use tensor"),
+    Mistake("hooks", [{"name": "precise_bn"}], "hooks[0].num_samples: is required"),
+    Mistake(
+        "hooks", [{"name": "profiler", "steps": 1000}], "hooks[0].steps: is 1000; it must be a whole numb"
+    ),
+    Mistake(
+        "hooks", [{"name": "profiler", "step": 1}], "hooks[0].step: unknown key 'step' (did you mean 'ste"
+    ),
+    Mistake(
+        "hooks", [{"name": "tensorboard_plot", "tb_writer": {}}], "hooks[0].tb_writer: curves are written"
+    ),
+    Mistake("hooks", [{"name": "profiler"}] * 2, "hooks[1]: there is a hook 'profiler' already"),
+    Mistake(
+        "hooks",
+        [{"name": "precise_bn", "num_samples": 9}, {"name": "ema_model_weights", "decay": 0.9}],
+        "hooks: precise_bn would leave the averaged weights",
+    ),
     Mistake(
         "hooks",
         [{"name": "my_hook"}],
-        "hooks[0].name: hook 'my_hook' is not supported; allowed: ema_model_weights",
+        "hooks[0].name: hook 'my_hook' is not supported; allowed: ema_model_weights, loss_lr",
     ),
     Mistake(
         "hooks",
@@ -204,7 +220,8 @@ def test_a_good_config_has_no_problem_and_is_summed_up() -> None:
     verdict = judge(job_of(small_config()), Path())
     assert verdict.problems == ()
     assert verdict.summary == (
-        "model resnet with 470 parameters, 74 training and 50 held-out samples, 6 steps in 2 epochs, "
+        "model resnet with 470 parameters and 0.2 MFLOP a sample, 74 training and 50 "
+        "held-out samples, 6 steps in 2 epochs, "
         "global batch 32 in 4 shards, learning rate 0.1 at most"
     )
 

@@ -79,7 +79,7 @@ check: $(STAMP) ## Check lint, format, types and import contracts
 
 .PHONY: docs
 docs: $(STAMP) ## Make a site of docs/ in build/site; every link is checked
-	@$(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
 
 .PHONY: up
 up: $(STAMP) ## Start the local Prefect server (`train` does so by itself)

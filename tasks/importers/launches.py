@@ -144,7 +144,7 @@ def _training(draft: Draft, launch: Launch, place: str, directory: str) -> None:
     if launch.start_method == "spawn":
         training["start_method"] = "spawn"
     draft.job["training"] = training
-    if unset := [word for word in launch.args if "$" in word]:
+    if launch.kind != "program" and (unset := [word for word in launch.args if "$" in word]):
         draft.say(place, f"argument {unset[0]!r} reaches the program as it is: no shell expands it")
 
 

@@ -393,6 +393,13 @@ def test_what_a_command_line_says_of_restarts_waits_and_program_is_kept() -> Non
     assert warned(imported, "--rdzv-conf colour is dropped")
 
 
+def test_a_variable_in_an_argument_is_told_where_no_shell_expands_it() -> None:
+    imported = import_command(["torchrun", "a.py", "--out", "$HOME/x"])
+    assert warned(imported, "argument '$HOME/x' reaches the program as it is")
+    shell = import_command(["torchrun", "--no-python", "bash", "-c", "echo $RANK"])
+    assert shell.warnings == ()
+
+
 @pytest.mark.case("F19")
 def test_a_worker_for_each_gpu_is_refused_where_there_is_none() -> None:
     with pytest.raises(RefusedInput, match="--nproc-per-node=gpu: 1 GPU are asked for"):

@@ -73,3 +73,18 @@ def test_what_cannot_be_imported_is_one_line_and_exit_code_2(
     assert run(monkeypatch, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+@pytest.mark.case("F22")
+def test_our_deployments_load_beside_one_with_an_empty_schedule() -> None:
+    from prefect.cli.deploy._models import PrefectYamlModel  # what `prefect deploy` reads the file with
+
+    theirs = yaml.safe_load(
+        "{name: theirs, entrypoint: 'a.py:f', schedule: , work_pool: {name: p, job_variables: {}}}"
+    )
+    ours = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
+    merged = PrefectYamlModel.model_validate({**ours, "deployments": [theirs, *ours["deployments"]]})
+    loaded = [deployment.model_dump(exclude_unset=True, mode="json") for deployment in merged.deployments]
+    alone = PrefectYamlModel.model_validate(ours).deployments
+    assert loaded[1:] == [deployment.model_dump(exclude_unset=True, mode="json") for deployment in alone]
+    assert loaded[0]["name"] == "theirs"

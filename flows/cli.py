@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,6 +40,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job: nodes.target=3. Repeatable."),
 ]
 RunsDirectory = Annotated[Path, typer.Option("--runs", help="Directory of all runs' directories.")]
+Pool = Literal["local", "docker", "aws"]
 RunName = Annotated[str, typer.Argument(help="Id of a run; default: the one worked on last.")]
 
 
@@ -126,6 +127,35 @@ def status(run: RunName = "", runs: RunsDirectory = RUNS) -> None:
     from flows.status import show_status
 
     show_status(run, runs)
+
+
+@app.command()
+def logs(
+    run: RunName = "",
+    node: Annotated[str, typer.Option(help="Of this node only, as `status` names it.")] = "",
+    lines: Annotated[int, typer.Option(help="Last lines of each log.", min=0)] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Show what the nodes of a run said, agents and workers."""
+    from flows.examination import show_logs
+
+    show_logs(run, runs, node=node, lines=lines, follow=follow)
+
+
+@app.command()
+def doctor(
+    pool: Annotated[Pool, typer.Option(help="Where you want to train.")] = "local",
+    store: Annotated[str, typer.Option(metavar="HOST:PORT", help="An etcd of yours to look at.")] = "",
+    cluster: Annotated[str, typer.Option(metavar="CLUSTER@REGION", help="With --pool aws.")] = "",
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Check this machine: programs, disk, ports, network, clock, server; a remedy for what is bad."""
+    from flows.examination import examine_here
+
+    scope = _scope(runs, docker=False, aws=[cluster] if cluster else None)
+    aws = next(iter(scope.aws), None)
+    raise typer.Exit(examine_here(runs=runs, pool=pool, store=store, aws=aws))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.model.job import JobSpec
+from tasks.providers.aws.account import examine_account
 from tasks.providers.aws.place import AwsPlace
 from tasks.reconcile import Scope, reconcile, teardown
 from tasks.runs import RunDirectory
@@ -53,3 +54,20 @@ def test_a_teardown_ends_the_instances_of_its_run_and_no_others(account: Account
     assert teardown(RUN, scope).headline() == "1 found, 1 without an owner, 1 ended"
     assert mine not in account.living("running")
     assert len(account.living("running")) == 1
+
+
+def test_an_account_is_examined_with_what_is_missing(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {name: (said, remedy) for name, said, remedy in examine_account(account.pool())}
+    assert told["credentials"][1] == ""
+    assert told["region"] == ("us-west-2; the environment's us-east-1 is not used", "")
+    assert told["base"] == (
+        "there is no cluster 'demo' in us-west-2",
+        "make it: `terraform apply` in infra/terraform",
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    ((name, _, remedy),) = examine_account(account.pool())
+    assert (name, "aws configure" in remedy) == ("credentials", True)

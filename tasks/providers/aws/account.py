@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from elastic_core.model.job import AwsPool
 from tasks.providers.aws.faults import CLIENT_CONFIG
-from tasks.providers.aws.provider import CLUSTER_TAG
+from tasks.providers.aws.inventory import CLUSTER_TAG
 
 QUOTAS = {"g": "L-3819A6DF", "p": "L-7212CCBC", "": "L-34B43A08"}
 """Quota of spot vCPUs by the first letter of an instance type; "" for the standard ones."""

@@ -32,8 +32,7 @@ from elastic_core.model.messages import (
     WorkerReady,
     decode_worker_message,
 )
-from elastic_core.testing.toy_trainee import ToyJob
-from elastic_core.testing.toy_worker import Act, run
+from elastic_core.testing.toy_worker import Act, TraineeJob, run
 
 Message = TypeVar("Message", bound=WorkerMessage)
 
@@ -88,7 +87,7 @@ class ToyNode:
         name: str,
         *,
         run_dir: Path,
-        job: ToyJob,
+        job: TraineeJob,
         policy: CheckpointPolicy,
         acts: Sequence[Act],
         variables: Mapping[str, str],
@@ -214,7 +213,7 @@ class Sessions:
     def __init__(
         self,
         run_dir: Path,
-        job: ToyJob,
+        job: TraineeJob,
         *,
         policy: CheckpointPolicy | None = None,
         attempt: int = 1,

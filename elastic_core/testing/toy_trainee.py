@@ -32,6 +32,10 @@ class ToyJob:
     seed: int = 0
     deterministic: bool = False
 
+    def trainee(self, before_step: Callable[[int], None]) -> ToyTrainee:
+        """Return the training."""
+        return ToyTrainee(self, before_step=before_step)
+
 
 class ToyTrainee:
     """A `Trainee` that calls back before it computes a step, so that a test can act in the middle of one."""

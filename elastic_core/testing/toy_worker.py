@@ -1,24 +1,24 @@
-"""A worker process that trains the toy job on the elastic loop, and misbehaves where a test says so."""
+"""A worker process that trains a small job on the elastic loop, and misbehaves where a test says so."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from elastic_core.clock import SystemClock
 from elastic_core.model.job import CheckpointPolicy
-from elastic_core.testing.toy_trainee import ToyJob, ToyTrainee
 from elastic_core.trainer.checkpoint import CheckpointDirectory
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.loop import LoopSettings, train
 from elastic_core.trainer.session import Session
+from elastic_core.trainer.trainee import Trainee
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,17 @@ class Act:
                 Path(self.gate).read_bytes()
 
 
-def run(environment: Mapping[str, str], job: ToyJob, policy: CheckpointPolicy, acts: tuple[Act, ...]) -> None:
+class TraineeJob(Protocol):
+    """What a worker trains; it crosses to another process."""
+
+    def trainee(self, before_step: Callable[[int], None]) -> Trainee:
+        """Return the training, which calls back before it computes a step."""
+        ...
+
+
+def run(
+    environment: Mapping[str, str], job: TraineeJob, policy: CheckpointPolicy, acts: tuple[Act, ...]
+) -> None:
     """Be the worker; ends the process with the loop's exit code."""
     torch.set_num_threads(1)
     os.environ.update(environment)
@@ -68,7 +78,7 @@ def run(environment: Mapping[str, str], job: ToyJob, policy: CheckpointPolicy, a
     directory = CheckpointDirectory(Path(policy.directory), keep=policy.keep)
     with Session.connect(environment, clock=clock) as session:
         end = train(
-            ToyTrainee(job, before_step=before_step),
+            job.trainee(before_step),
             session,
             settings=settings,
             writer=CheckpointWriter(directory, clock=clock),

@@ -71,7 +71,7 @@ class Attempt:
             f"--rdzv-id={self.directory.run}",
             f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
             f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect},"
-            f"stop_grace={waits.stop_grace},hang_timeout={job.health.hang_timeout}",
+            f"stop_grace={waits.stop_grace},hang_timeout={job.health.hang_timeout},flow_timeout={waits.flow}",
             f"--max-restarts={job.max_restarts}",
             f"--run-dir={directory}",
             f"--job={directory / 'job.json'}",

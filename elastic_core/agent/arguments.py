@@ -45,6 +45,7 @@ _WAITS: Final[Mapping[str, str]] = {
     "suspect_timeout": "suspect",
     "stop_grace": "stop_grace",
     "stop_timeout": "stop",
+    "flow_timeout": "flow",
     "hang_timeout": "hang",
 }
 """Keys of --rdzv-conf, and the waits they set."""
@@ -80,6 +81,7 @@ examples:
 keys of --rdzv-conf, in seconds:
   lease_ttl (3)   last_call_timeout (5)   join_timeout (600)   probe_timeout (0.3)
   suspect_timeout (0.7)   stop_grace (30)   stop_timeout (60)   hang_timeout (0: by the steps so far)
+  flow_timeout (0: never; else the run stops when no flow drove it for so long)
 
 signals:
   SIGTERM, SIGINT, a spot notice: this node leaves; the others go on, or the state is saved. Again: at once.

@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 
 from elastic_core.agent.address import PortReservation, interface_of
+from elastic_core.agent.attendance import FlowWatch
 from elastic_core.agent.coordination import CoordinatorDriver
 from elastic_core.agent.core import AgentCore
 from elastic_core.agent.directory import PrivateDirectory
@@ -152,6 +153,8 @@ class AgentDriver:
         self._leadership = Leadership(store, self._keys, make_term=self._make_term)
         source = settings.notice_source
         self._notices = NoticeWatch(source, self._announce) if source else None
+        alone = settings.waits.flow
+        self._flow = FlowWatch(store, self._keys, limit=alone, clock=clock) if alone else None
 
     @property
     def node_id(self) -> NodeId:
@@ -424,8 +427,9 @@ class AgentDriver:
 
     def _close(self) -> None:
         """End everything: workers first, so that no lease is given up while one still trains."""
-        if self._notices:
-            self._notices.close()
+        for watch in (self._notices, self._flow):
+            if watch is not None:
+                watch.close()
         self._pulses.close()
         self._group.close()
         self._ring.close()

@@ -28,6 +28,8 @@ class Waits:
     suspect: float = 0.7
     stop_grace: float = 30.0
     stop: float = 60.0
+    flow: float = 0.0
+    """The run stops when no flow drove it for so long; 0: it needs none."""
     hang: float = 0.0
 
 

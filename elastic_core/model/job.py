@@ -270,6 +270,11 @@ class Timeouts(_Model):
     probe: float = Field(0.3, gt=0, description="A node that does not answer a probe so long is lost.")
     suspect: float = Field(0.7, gt=0, description="A silent neighbour is fenced after so long.")
     stop_grace: float = Field(30.0, ge=0, description="Between SIGTERM and SIGKILL of a worker.")
+    flow: float = Field(
+        86_400.0,
+        ge=0,
+        description="Nodes save and end when no flow drove the run for so long; 0: they train on for ever.",
+    )
 
 
 class HealthPolicy(_Model):

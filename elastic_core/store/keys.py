@@ -6,7 +6,7 @@
     /elastic/{run}/current                     Generation: readers act on this key only
     /elastic/{run}/owner                       the flow that drives the run, on its lease
     /elastic/{run}/target                      Target; written by the flow, or by a rescale
-    /elastic/{run}/control/stop                Stop; written by the flow
+    /elastic/{run}/control/stop                Stop; written by the flow, or by an agent whose flow is gone
     /elastic/{run}/control/drain/{node_id}     a node to drain; written by the flow
     /elastic/{run}/closed                      Closed: the outcome
     /elastic/{run}/progress                    Progress, from rank 0

@@ -200,6 +200,29 @@ def test_a_spot_notice_drains_its_node_long_before_the_deadline_and_no_step_is_l
     assert stays.wait() == 0
 
 
+@pytest.mark.slow
+def test_nodes_whose_flow_is_gone_for_longer_than_declared_save_and_end(
+    run: StubRun, store: EtcdStore
+) -> None:
+    lease = store.grant(2)
+    flow = store.keep_alive(lease, 2)
+    store.put(run.keys.owner, b"a flow", lease)
+    nodes = [run.node(name, "2", conf="flow_timeout=1.5") for name in "ab"]
+    run.wait_members(2)
+    step = run.wait_step(1).step
+    run.wait_step(step + 150)  # three seconds: twice the time, and the flow is there
+    assert all(node.is_running for node in nodes)
+    flow.close()
+    store.revoke(lease)
+    assert [node.wait() for node in nodes] == [75, 75]
+    closed = run.wait_closed()
+    assert (closed.outcome, closed.reason) == (
+        Outcome.PREEMPTED,
+        "stopped: no flow drove the run for 1.5 s",
+    )
+    assert run.step() > step, "the state was saved"
+
+
 @pytest.mark.case("G08")
 @pytest.mark.slow
 def test_a_metadata_service_that_never_answers_stops_no_training(run: StubRun) -> None:

@@ -253,7 +253,7 @@ class Sessions:
     def gate(self, step: int) -> Gate:
         """Return a gate before a step, for one node to be held at."""
         self._gates += 1
-        path = self.run_dir / f"gate-{self._gates}"
+        path = self.run_dir / f"gate-{self._variables['ELASTIC_ATTEMPT']}-{self._gates}"
         os.mkfifo(path)
         return Gate(path, step)
 

@@ -101,6 +101,9 @@ class ClassyTraining(_Model):
         description="Python package that registers your own datasets, models and transforms; "
         "several with commas between them.",
     )
+    warm_start: str = Field(
+        "", description="Directory of an exported model whose weights to begin with; empty: begin anew."
+    )
     elastic: ElasticOptions = ElasticOptions()
 
 

@@ -3,6 +3,7 @@
 python -m elastic_core.trainer run                  in an agent's worker: train as told
 python -m elastic_core.trainer solo JOB.yaml        alone, undisturbed: the reference
 python -m elastic_core.trainer validate JOB.yaml    tell every mistake of a job
+python -m elastic_core.trainer score JOB.yaml DIR   try a trained model on the job's held-out data
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--json", action="store_true", help="print one JSON object")
     validate.add_argument("--cache", type=Path, help="directory that remembers jobs that were good")
     validate.set_defaults(command=_validate)
+    score = commands.add_parser("score", help="try a trained model on the job's held-out data")
+    score.add_argument("job", type=Path, help="YAML file of the job")
+    score.add_argument("model", type=Path, help="directory of an exported model")
+    score.add_argument("--json", action="store_true", help="print the score as one JSON object")
+    score.set_defaults(command=_score)
     return parser
 
 
@@ -80,6 +86,16 @@ def _validate(arguments: argparse.Namespace) -> int:
         json.dumps({"problems": [], "summary": verdict.summary})
         if arguments.json
         else f"ok: {verdict.summary}"
+    )
+    return ExitCode.OK
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    score = _module("scoring").score_model(load_job(arguments.job), Path.cwd(), arguments.model)
+    _say(
+        json.dumps(score.model_dump(mode="json"))
+        if arguments.json
+        else f"accuracy {score.accuracy:.2%} on {score.samples} samples"
     )
     return ExitCode.OK
 

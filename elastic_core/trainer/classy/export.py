@@ -74,6 +74,11 @@ def load_exported(directory: Path) -> ExportedModel:
     )
 
 
+def preprocessing_of(directory: Path) -> Any:
+    """Return the config of what a sample goes through before an exported model, None if nothing."""
+    return json.loads((directory / CONFIG).read_text())["preprocessing"]
+
+
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     new = path.with_name(f".{path.name}.new")
     write(new)

@@ -24,6 +24,7 @@ class Recipe:
         deterministic: Whether gradients are summed in one fixed order.
         precision: What the model computes in; its weights are float32 always.
         non_finite: What to do with a step whose loss or gradient is no number.
+        warm_start: Directory of an exported model to begin with, "" to begin anew.
     """
 
     config: Mapping[str, Any]
@@ -33,6 +34,7 @@ class Recipe:
     deterministic: bool = False
     precision: Precision = "float32"
     non_finite: Literal["stop", "skip"] = "stop"
+    warm_start: str = ""
 
     def digests(self) -> dict[str, str]:
         """Return a short digest for each section of the config that decides what is learned."""
@@ -74,6 +76,7 @@ def resolve(job: JobSpec, base: Path) -> Recipe:
     if not isinstance(job.training, ClassyTraining):
         raise RefusedInput([f"training.kind: is {job.training.kind!r}; only 'classy' has a recipe"])
     config, options = read_config(job.training, base), job.training.elastic
+    warm_start = job.training.warm_start
     return Recipe(
         config=config,
         global_batch=options.global_batch or default_global_batch(config, job),
@@ -82,6 +85,7 @@ def resolve(job: JobSpec, base: Path) -> Recipe:
         deterministic=options.deterministic,
         precision=options.precision,
         non_finite=options.non_finite,
+        warm_start=str(base / warm_start) if warm_start else "",
     )
 
 

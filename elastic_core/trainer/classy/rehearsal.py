@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from elastic_core.errors import RefusedInput
 from elastic_core.trainer.classy.evaluation import is_summable
 from elastic_core.trainer.classy.inspection import word
 from elastic_core.trainer.classy.problems import ROOT, at
@@ -51,6 +52,8 @@ def rehearse(recipe: Recipe, schedule: Schedule) -> Rehearsal:
     for size in sorted(sizes, reverse=True):
         try:
             shown.problems += _rehearse(recipe, size, shown)
+        except RefusedInput as refusal:
+            shown.problems += refusal.problems
         except Exception as error:  # any failure here would be one in training
             shown.problems.append(
                 f"{ROOT}: training a shard of {size} samples fails: {word(error)}{_remedy(error, size)}"

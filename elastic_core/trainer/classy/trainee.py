@@ -34,6 +34,7 @@ from elastic_core.trainer.classy.solo import SoloReducer
 from elastic_core.trainer.classy.state import load_state, save_state
 from elastic_core.trainer.classy.step import StepTensor
 from elastic_core.trainer.classy.task import build_elastic_task
+from elastic_core.trainer.classy.warm_start import begin_with
 from elastic_core.trainer.order import epoch_order, global_batch, shard, shards_of
 from elastic_core.trainer.trainee import Reducer, StepReport
 
@@ -93,6 +94,8 @@ class ClassyTrainee:
             raise RefusedInput(
                 ["model: nothing of it is trained: freeze_trunk wants heads, or a linear layer at the end"]
             )
+        if self.recipe.warm_start:
+            begin_with(self.task.base_model, Path(self.recipe.warm_start))
         self._loader = self._loader_of("train")
         test_loader = self._loader_of("test")
         self._evaluation = Evaluation(self.task, test_loader, self.recipe.config, self.device)

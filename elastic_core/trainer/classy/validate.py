@@ -49,7 +49,7 @@ def judge(job: JobSpec, base: Path, *, cache: Path | None = None) -> Verdict:
         base: Directory that relative paths start from.
         cache: Directory that remembers good jobs. Whether data are there is looked up every time.
     """
-    outside = [*_checkpoint_problems(job, base)]
+    outside = [*_checkpoint_problems(job, base), *_warm_start_problems(job, base)]
     if isinstance(job.training, ScriptTraining):
         problems = [*find_script_problems(job.training, base), *outside]
         return Verdict(tuple(problems), f"script {job.training.script} compiles")
@@ -103,6 +103,15 @@ def _checkpoint_problems(job: JobSpec, base: Path) -> Iterator[str]:
         yield (
             f"checkpoint.directory: {job.checkpoint.directory!r} cannot be written "
             f"({place}: {error.strerror}); give a directory that every node can write to"
+        )
+
+
+def _warm_start_problems(job: JobSpec, base: Path) -> Iterator[str]:
+    warm_start = getattr(job.training, "warm_start", "")
+    if warm_start and not (base / warm_start / "model.pt").is_file():
+        yield (
+            f"training.warm_start: {warm_start!r} holds no exported model (model.pt); give the `model` "
+            "directory of a finished run"
         )
 
 

@@ -1,0 +1,1 @@
+"""Where trained models are kept, and which of them is champion."""

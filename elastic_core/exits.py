@@ -21,6 +21,8 @@ class ExitCode(IntEnum):
     """Bad input: nothing was started."""
     NO_SUCH_RUN = 3
     """The named job or run does not exist."""
+    NOT_PROMOTED = 4
+    """A model was trained again, and the gate did not let it take the champion's place."""
     BELOW_MINIMUM = 69
     """Too few nodes came within the join timeout."""
     NO_PROGRESS = 70

@@ -19,10 +19,12 @@ from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.model.job import AwsPool, JobSpec
 from elastic_core.model.job_file import parse_job, read_mapping
+from flows.retraining import Where, models, parse_gate, retrain_here
 from tasks import prefect_server
 from tasks.overrides import apply_overrides
 from tasks.prefect_server import HOME
 from tasks.reconcile import Scope
+from tasks.registry.choice import MODELS
 from tasks.runs import RUNS, NoSuchRun
 
 app = typer.Typer(
@@ -33,6 +35,7 @@ app = typer.Typer(
 )
 server = typer.Typer(no_args_is_help=True, help="The local Prefect server: its UI shows runs, past ones too.")
 app.add_typer(server, name="server")
+app.add_typer(models, name="models")
 
 JobFile = Annotated[Path, typer.Argument(help="YAML file of the job.", show_default=True)]
 Settings = Annotated[
@@ -66,6 +69,24 @@ def train(
     check_runs(job, runs)
 
     raise typer.Exit(train_here(job, run_id=run_id, max_time=max_time, runs=runs))
+
+
+@app.command()
+def retrain(
+    job_file: JobFile = Path("examples/digits.yaml"),
+    settings: Settings = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="RULE=VALUE", help="A rule of the gate: min_gain=0.01. Repeatable."),
+    ] = None,
+    registry: Where = MODELS,
+    force: Annotated[bool, typer.Option("--force", help="Train even where nothing is new.")] = False,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Train a job again if its data are new, from the champion on; promote what passes the gate."""
+    typer.echo(f"checking {job_file}")
+    job, rules = _good_job(job_file, settings), parse_gate(gate or [])
+    raise typer.Exit(retrain_here(job, rules, registry=registry, force=force, runs=runs))
 
 
 @app.command()

@@ -19,6 +19,7 @@ from elastic_core.events.metrics import MetricLine, surviving
 from elastic_core.events.report import GenerationRow, RunReport
 from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.membership import Cause
+from elastic_core.quality.score import Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -322,6 +323,77 @@ def draw_ledger(seconds: Mapping[Spent, float], path: Path, *, cost_s: float) ->
     trained = 100 * seconds.get(Spent.TRAIN, 0.0) / whole
     _title(bars, f"{trained:.0f} % of {whole:.1f} s were new steps; changes of the nodes cost {cost_s:.1f} s")
     return _save(figure, path)
+
+
+# ---- champion and challenger -----------------------------------------------------------------
+
+_CLASSES: Final = 20
+"""More classes than so many are not drawn one by one: those that changed most are."""
+
+
+def draw_comparison(challenger: Score, champion: Score | None, path: Path, *, fact: str) -> bool:
+    """Draw confusion matrices side by side, and below them how each class fares.
+
+    Args:
+        challenger: The new model's score.
+        champion: The score of the one in use, on the same samples.
+        path: Of the picture.
+        fact: What the gate decided, for the title.
+    """
+    scores = [("champion", champion)] if champion is not None else []
+    scores.append(("challenger", challenger))
+    figure = _figure(9, 7.4)
+    rows: Any = figure.subfigures(2, 1, height_ratios=(1.25, 1))
+    matrices = rows[0].subplots(1, len(scores), squeeze=False)[0]
+    for axes, (name, score) in zip(matrices, scores, strict=True):
+        _draw_confusion(axes, score)
+        axes.set_title(f"{name}: {score.accuracy:.2%} of {score.samples}", fontsize=10, loc="left")
+    _draw_recalls(rows[1].subplots(), challenger, champion)
+    figure.suptitle(fact[:1].upper() + fact[1:], x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return _save(figure, path)
+
+
+def _draw_confusion(axes: Any, score: Score) -> None:
+    """Shade each row by its own sum, for classes differ in size; counts stand where there is room."""
+    shares = [[cell / (sum(row) or 1) for cell in row] for row in score.confusion]
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    places = range(len(score.classes))
+    if len(score.classes) <= _CLASSES:
+        axes.set_xticks(places, score.classes, rotation=90 if max(map(len, score.classes)) > 2 else 0)
+        axes.set_yticks(places, score.classes)
+        for row in places:
+            for column in places:
+                if count := score.confusion[row][column]:
+                    colour = "white" if shares[row][column] > 0.5 else VERMILION
+                    axes.text(column, row, count, ha="center", va="center", fontsize=7, color=colour)
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_xlabel("named class", fontsize=9)
+    axes.set_ylabel("true class", fontsize=9)
+
+
+def _draw_recalls(axes: Axes, challenger: Score, champion: Score | None) -> None:
+    after = challenger.recalls()
+    before = champion.recalls() if champion is not None else {}
+    names = sorted(after, key=lambda name: -abs(after[name] - before.get(name, after[name])))[:_CLASSES]
+    names = [name for name in challenger.classes if name in names]
+    width = 0.38 if before else 0.7
+    if before:
+        left = [place - width / 2 for place in range(len(names))]
+        axes.bar(left, [100 * before.get(name, 0.0) for name in names], width, color=GREY, label="champion")
+    right = [place + (width / 2 if before else 0) for place in range(len(names))]
+    axes.bar(right, [100 * after[name] for name in names], width, color=BLUE, label="challenger")
+    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=45 if max(map(len, names)) > 4 else 0)
+    figures = [*after.values(), *before.values()]
+    lowest = max(0.0, 100 * min(figures) - 5) if figures and min(figures) > 0.5 else 0.0
+    axes.set_ylim(lowest, 100.5)
+    axes.set_ylabel("rightly named in %" + (f", from {lowest:.0f}" if lowest else ""), fontsize=9)
+    axes.tick_params(axis="x", length=0)
+    if before:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)
+    _open(axes)
 
 
 # ---- common ----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def resolve(job: JobSpec) -> JobSpec:
     Raises:
         RefusedInput: A named file cannot be read.
     """
-    job = _with_base(_with_etcd(job))
+    job = _with_warm_start(_with_base(_with_etcd(job)))
     match job.training:
         case ClassyTraining(config=str()):
             training = job.training.model_copy(update={"config": read_config(job.training, Path())})
@@ -108,6 +108,15 @@ def _with_base(job: JobSpec) -> JobSpec:
         return job
     pool = job.pool.model_copy(update={"base": str(Path(job.pool.base).absolute())})
     return job.model_copy(update={"pool": pool})
+
+
+def _with_warm_start(job: JobSpec) -> JobSpec:
+    """Return the job with the model that it begins with under one path on all its nodes."""
+    if not isinstance(job.training, ClassyTraining) or not job.training.warm_start:
+        return job
+    model = Path(job.training.warm_start).absolute()
+    training = job.training.model_copy(update={"warm_start": str(model)})
+    return _with_directory(job.model_copy(update={"training": training}), model)
 
 
 def _with_etcd(job: JobSpec) -> JobSpec:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from elastic_core.events.ledger import Spent
 from elastic_core.events.report import GenerationRow, build_report
 from elastic_core.model.membership import Cause
+from elastic_core.quality.score import Score
 from tasks import pictures
 from tests.elastic_core.events.records import ZERO, evaluation, generation, record, step
 
@@ -159,3 +160,31 @@ def test_a_picture_that_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
 def test_nobody_pays_for_the_drawing_library_before_something_is_drawn() -> None:
     code = "import sys, tasks.report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_champion_and_challenger_stand_side_by_side_with_every_class(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    champion = Score(classes=("cat", "dog"), confusion=((9, 1), (4, 6)))
+    challenger = Score(classes=("cat", "dog"), confusion=((8, 2), (0, 10)))
+    fact = "promoted: accuracy 90.00%"
+    assert pictures.draw_comparison(challenger, champion, tmp_path / "comparison.png", fact=fact)
+    (figure,) = figures
+    matrices, bars = figure.axes[:2], figure.axes[2]
+    assert title(figure) == "champion: 75.00% of 20"
+    assert matrices[1].get_title(loc="left") == "challenger: 90.00% of 20"
+    assert sorted(text.get_text() for text in matrices[1].texts) == ["10", "2", "8"]
+    assert [round(bar.get_height()) for bar in bars.patches] == [90, 60, 80, 100]
+    assert (tmp_path / "comparison.png").stat().st_size < 200_000
+
+
+def test_of_many_classes_those_that_changed_most_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    count = 60
+    names = tuple(f"class{number}" for number in range(count))
+    before = [[10 if row == column else 0 for column in range(count)] for row in range(count)]
+    after = [list(row) for row in before]
+    after[50][50], after[50][0] = 5, 5
+    scores = [Score(classes=names, confusion=tuple(map(tuple, rows))) for rows in (after, before)]
+    assert pictures.draw_comparison(scores[0], scores[1], tmp_path / "comparison.png", fact="refused")
+    shown = [label.get_text() for label in figures[0].axes[2].get_xticklabels()]
+    assert (len(shown), "class50" in shown) == (20, True)

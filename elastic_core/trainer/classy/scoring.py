@@ -56,7 +56,8 @@ def _classify(exported: ExportedModel, data: Any, batch: int) -> tuple[list[int]
         for sample in _batches(data, batch):
             output = model(sample["input"].to(device))
             pairs.append((sample["target"].tolist(), output.argmax(1).tolist(), output.shape[1]))
-    targets, outputs = (list(chain.from_iterable(pair[place] for pair in pairs)) for place in (0, 1))
+    targets = list(chain.from_iterable(pair[0] for pair in pairs))
+    outputs = list(chain.from_iterable(pair[1] for pair in pairs))
     return targets, outputs, pairs[0][2] if pairs else 1
 
 

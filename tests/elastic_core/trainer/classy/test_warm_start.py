@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from elastic_core.errors import RefusedInput
 from elastic_core.model.job import ClassyTraining, ElasticOptions, JobSpec
@@ -18,6 +17,7 @@ from elastic_core.trainer.classy.scoring import score_model
 from elastic_core.trainer.classy.solo import SoloReducer
 from elastic_core.trainer.classy.validate import judge
 from tests.elastic_core.trainer.classy.conftest import make_trainee, small_config
+from tests.elastic_core.trainer.classy.images import picture_config
 
 ALONE = SoloReducer()
 
@@ -89,8 +89,8 @@ def test_a_model_scores_what_its_training_told_of_it(
 
 
 def test_labels_are_matched_by_name_where_a_class_came_in_between(tmp_path: Path) -> None:
-    model = trained(tmp_path / "model", _pictures(tmp_path / "two", "ant", "cat"))
-    score = score_model(job_of(_pictures(tmp_path / "three", "ant", "bee", "cat")), tmp_path, model)
+    model = trained(tmp_path / "model", picture_config(tmp_path / "two", "ant", "cat"))
+    score = score_model(job_of(picture_config(tmp_path / "three", "ant", "bee", "cat")), tmp_path, model)
     assert score.classes == ("ant", "bee", "cat")
     named = [sum(column) for column in zip(*score.confusion, strict=True)]
     assert named[1] == 0  # a model that does not know bees names none
@@ -102,28 +102,3 @@ def test_a_job_without_held_out_data_cannot_judge(tmp_path: Path) -> None:
     config["dataset"]["test"] = None
     with pytest.raises(RefusedInput, match=r"dataset\.test: is required"):
         score_model(job_of(config), tmp_path, tmp_path)
-
-
-def _pictures(root: Path, *classes: str) -> dict[str, Any]:
-    """Make 12 images a class and split, and return a config that trains them."""
-    random = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in classes:
-            (root / split / name).mkdir(parents=True)
-            for number in range(12):
-                pixels = random.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
-    config = with_outputs(len(classes))
-    config["meters"] = {"accuracy": {"topk": [1]}}
-    to_tensor = [{"name": "generic_image_transform", "transforms": [{"name": "ToTensor"}]}]
-    for split in ("train", "test"):
-        config["dataset"][split] = {
-            "name": "image_folder",
-            "root": str(root),
-            "split": split,
-            "num_workers": 0,
-            "batchsize_per_replica": 6,
-            "use_shuffle": split == "train",
-            "transforms": to_tensor,
-        }
-    return config

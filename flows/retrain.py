@@ -21,7 +21,7 @@ from elastic_core.quality.gate import Gate
 from flows.audience import Audience, RunEnd, RunSnapshot, audience, listening
 from flows.train import elastic_train
 from tasks import comparison as comparisons
-from tasks import retraining, steps
+from tasks import retraining
 from tasks.prefect_server import HOME
 from tasks.registry.choice import Choice, DirectoryChoice, open_registry
 from tasks.registry.protocol import ModelVersion, Registry
@@ -53,7 +53,7 @@ def elastic_retrain(
         runs: Directory of all runs' directories.
     """
     root = Path(runs)
-    job = _checked(steps.validate_job(job))
+    job = _checked(retraining.read_job(job))  # `elastic-train` judges all of it
     models = open_registry(registry, job.name, HOME)
     found = retraining.look_at_data(job)
     champion = models.champion()

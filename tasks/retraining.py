@@ -18,7 +18,7 @@ from elastic_core.quality.data import DataPrint
 from elastic_core.quality.gate import Gate, judge
 from elastic_core.quality.score import Score
 from tasks import comparison as comparisons
-from tasks import data, runs, scoring
+from tasks import data, runs, scoring, validate
 from tasks.comparison import Comparison
 from tasks.prefect_server import HOME
 from tasks.registry.protocol import Lineage, ModelVersion, Registry
@@ -35,6 +35,12 @@ def recipe_of(job: JobSpec) -> str:
     assert isinstance(job.training, ClassyTraining)
     told = job.training.model_dump(mode="json", exclude={"warm_start"})
     return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@task(name="read-job", cache_policy=NO_CACHE)
+def read_job(job: JobSpec) -> JobSpec:
+    """Return the job with its files read in."""
+    return validate.resolve(job)
 
 
 @task(name="look-at-data", cache_policy=NO_CACHE)

@@ -34,7 +34,7 @@ def comparison_artifacts() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("prefect_server")
 def test_new_data_are_trained_from_the_champion_on_and_only_what_passes_the_gate_is_promoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

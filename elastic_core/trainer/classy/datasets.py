@@ -7,10 +7,15 @@ import importlib.util
 import pkgutil
 
 from elastic_core.errors import RefusedInput
-from elastic_core.trainer.classy import digits, image_folder, named_models
+from elastic_core.trainer.classy import array_sets, digits, image_folder, named_models, textures
 
 BUILT_IN = (
     digits.DigitsDataset,
+    textures.TexturesDataset,
+    array_sets.MnistDataset,
+    array_sets.FashionMnistDataset,
+    array_sets.Cifar10Dataset,
+    array_sets.Cifar100Dataset,
     image_folder.ImageFolderDataset,
     image_folder.ImagePathDataset,
     named_models.TorchvisionModel,

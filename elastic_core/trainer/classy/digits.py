@@ -36,7 +36,9 @@ def load_digits(split: Literal["train", "test"]) -> tuple[torch.Tensor, torch.Te
     return scaled.sub_(_MEAN).div_(_DEVIATION).repeat(1, 3, 1, 1), labels[part].long()
 
 
-class _Pairs:
+class Pairs:
+    """Images and labels in memory, as samples."""
+
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self._images = images
         self._labels = labels.tolist()
@@ -63,4 +65,4 @@ class DigitsDataset(ClassyDataset):  # type: ignore[misc]  # Classy Vision has n
             raise ValueError(f'"split" of the digits is {split!r}: use "train" or "test"')
         transform_config, batch, shuffle, num_samples = cls.parse_config(config)
         transform = sample_transform(transform_config) if transform_config else None
-        return cls(_Pairs(*load_digits(split)), batch, bool(shuffle), transform, num_samples)
+        return cls(Pairs(*load_digits(split)), batch, bool(shuffle), transform, num_samples)

@@ -206,6 +206,8 @@ def _data_section(section: Mapping[str, Any], path: str, base: Path) -> Iterator
     if "batchsize_per_replica" not in section:
         yield missing_key(path, "batchsize_per_replica", section)
     yield from _values(section, path, _DATA_VALUES)
+    if section.get("download"):
+        yield f"{at(path, 'download')}: every worker would download: unpack the data in root and remove this"
     if "phases_per_epoch" in section:
         yield f"{at(path, 'phases_per_epoch')}: Classy Vision's data sets ignore it: remove it"
     yield from _paths(section, path, base)
@@ -225,9 +227,7 @@ def _paths(section: Mapping[str, Any], path: str, base: Path) -> Iterator[str]:
         if not isinstance(value, str) or _PLACEHOLDER.search(value):
             continue
         if value == "" or not (base / value).exists():
-            may_come = section.get("download") is True
-            if not may_come:
-                yield f"{at(path, key)}: {value!r} does not exist; give the directory of the data"
+            yield f"{at(path, key)}: {value!r} does not exist; give the directory of the data"
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,10 +17,11 @@ from rich.text import Text
 
 from elastic_core.cluster.provider import InstanceState
 from elastic_core.events.audit import SampleAudit, fold_audit
+from elastic_core.events.ledger import fold_ledger
 from elastic_core.events.lines import parse_lines
 from elastic_core.events.metrics import MetricLine, dataset_size, parse_metrics
-from elastic_core.events.record import RunRecord
-from elastic_core.events.report import Enclosures, RunReport, build_report
+from elastic_core.events.record import AttemptSpan, RunMarks, RunRecord
+from elastic_core.events.report import Enclosures, RunReport, WholeRun, build_report
 from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.membership import Closed, Outcome
@@ -85,7 +87,42 @@ def gather(
         progress=seen.progress,
         lines=lines,
         audit=_audit(directory, closed, seen, lines) if audited else None,
+        earlier=tuple(_earlier(directory, lines)),
     )
+
+
+def _earlier(directory: RunDirectory, lines: tuple[MetricLine, ...]) -> Iterator[AttemptSpan]:
+    """Yield the attempts before the newest; one that left no report is told by its steps alone."""
+    for number in range(1, directory.attempt()):
+        report_file, marks_file = directory.attempt_files(number)
+        with suppress(OSError, ValueError, KeyError):
+            report = json.loads(report_file.read_bytes())
+            yield AttemptSpan(
+                attempt=number,
+                started_at=report["started_at"],
+                ended_at=report["started_at"] + report["wall_s"],
+                state=report["state"],
+                seconds=report["ledger"],
+            )
+            continue
+        with suppress(OSError, ValueError, KeyError):
+            started_at = json.loads(marks_file.read_bytes())["started_at"]
+            ended_at = max([line.wall_time for line in lines if line.attempt == number], default=started_at)
+            record = RunRecord(
+                run=directory.run,
+                attempt=number,
+                job=directory.job(),
+                closed=Closed(outcome=Outcome.FAILED, exit_code=ExitCode.FAILED, reason="nobody said"),
+                marks=RunMarks(started_at=started_at, ended_at=max(started_at, ended_at)),
+                lines=lines,
+            )
+            yield AttemptSpan(
+                attempt=number,
+                started_at=started_at,
+                ended_at=record.marks.ended_at,
+                state="unknown",
+                seconds={str(spent): took for spent, took in fold_ledger(record).seconds().items()},
+            )
 
 
 def _with_causes(seen: Observation) -> tuple[HistoryEntry, ...]:
@@ -181,6 +218,8 @@ def render(report: RunReport, console: Console) -> None:
             f"  the last checkpoint was not written ({times} so far): {report.checkpoint_trouble}", "bold red"
         )
     console.print(_ledger_table(report))
+    if report.whole is not None and len(report.whole.attempts) > 1:
+        console.print(_whole_table(report.whole))
     if report.generations:
         console.print(_generations_table(report))
     if report.faults:
@@ -215,6 +254,18 @@ def _ledger_table(report: RunReport) -> Table:
             _row(table, spent.replace("_", " "), f"{seconds:.2f}", f"{share:.1%}")
     table.add_section()
     _row(table, "all", f"{report.wall_s:.2f}", "100.0%")
+    return table
+
+
+def _whole_table(whole: WholeRun) -> Table:
+    title = f"where the time of all {len(whole.attempts)} attempts went"
+    table = _table(title, "spent on", "seconds", "share", right=("seconds", "share"))
+    for spent, seconds in whole.ledger.items():
+        if seconds:
+            share = seconds / whole.wall_s
+            _row(table, spent.replace("_", " "), f"{seconds:.2f}", f"{share:.1%}")
+    table.add_section()
+    _row(table, "all", f"{whole.wall_s:.2f}", "100.0%")
     return table
 
 

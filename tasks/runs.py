@@ -4,6 +4,7 @@
 <runs>/<run>/attempt       how often it was launched; first part of the fence token
 <runs>/<run>/driven        touched by the flow that drives it: when one did last
 <runs>/<run>/report.json   how it ended; without it, or without success, the run is unfinished
+<runs>/<run>/attempts/     reports and marks of the attempts before the newest
 <runs>/.jobs/<job>.lock    held by the flow that drives the job, with the run's id in it
 
 Files are replaced whole, so that a reader or a crash never sees half of one.
@@ -87,9 +88,22 @@ class RunDirectory:
         number = self.attempt() + 1
         _write(self.path / "attempt", f"{number}\n")
         _write(self.job_file, job.model_dump_json(indent=2))
-        self.report_file.unlink(missing_ok=True)
+        self._keep_attempt(number - 1)
         _write(self.path / "marks.json", json.dumps({"started_at": now}))
         return number
+
+    def _keep_attempt(self, number: int) -> None:
+        """Keep what is known of an attempt when the next begins: its report, and when it began."""
+        kept = self.path / "attempts"
+        for file in (self.report_file, self.path / "marks.json"):
+            if file.exists():
+                kept.mkdir(exist_ok=True)
+                file.replace(kept / f"{number:04d}-{file.name}")
+
+    def attempt_files(self, number: int) -> tuple[Path, Path]:
+        """Return where report and marks of an earlier attempt lie, if they do."""
+        kept = self.path / "attempts"
+        return kept / f"{number:04d}-report.json", kept / f"{number:04d}-marks.json"
 
     def note_driven(self) -> None:
         """Note that a flow drives the run now."""

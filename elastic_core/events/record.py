@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from elastic_core.events.audit import SampleAudit
 from elastic_core.events.metrics import MetricLine
@@ -32,6 +33,22 @@ class RunMarks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSpan:
+    """One attempt, as its own report has it.
+
+    Attributes:
+        state: How it ended, "unknown" if nobody was left to say so.
+        seconds: By class; they sum up to its time.
+    """
+
+    attempt: int
+    started_at: float
+    ended_at: float
+    state: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One attempt of a run.
 
@@ -42,6 +59,7 @@ class RunRecord:
         failures: In the order in which the store got them.
         lines: Of all attempts, in the order of the file.
         audit: Of all attempts; None if samples were not recorded.
+        earlier: The attempts before this one.
     """
 
     run: str
@@ -56,6 +74,7 @@ class RunRecord:
     progress: Progress | None = None
     lines: tuple[MetricLine, ...] = ()
     audit: SampleAudit | None = None
+    earlier: tuple[AttemptSpan, ...] = ()
 
     def root_cause(self) -> Failure | None:
         """Return the first failure that no other one explains."""

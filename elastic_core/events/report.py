@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from elastic_core.events.attempts import fold_attempts
 from elastic_core.events.audit import SampleAudit
 from elastic_core.events.ledger import Change, Ledger, Spent, fold_ledger
 from elastic_core.events.metrics import surviving
-from elastic_core.events.record import RunRecord
+from elastic_core.events.record import AttemptSpan, RunRecord
 from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Cause, Outcome
 from elastic_core.model.progress import HistoryEntry
@@ -96,6 +97,29 @@ class EpochRow(_Part):
     repeated_examples: tuple[int, ...] = Field(description="Ids, the first few.")
 
 
+class AttemptRow(_Part):
+    """One attempt of a run."""
+
+    attempt: int
+    state: str = Field(description="How it ended; unknown if nobody was left to say so.")
+    started_at: float
+    wall_s: float
+
+
+class WholeRun(_Part):
+    """All attempts of a run together."""
+
+    attempts: tuple[AttemptRow, ...]
+    wall_s: float = Field(description="From the first start to the end of this attempt.")
+    ledger: dict[str, float] = Field(
+        description="Seconds by class over all attempts; stopped is the time between two."
+    )
+    goodput: float = Field(description="As in an attempt, of the time that is not stopped.")
+    steps_executed: int | None = Field(
+        description="Finished steps, also those that were undone later; null if not recorded."
+    )
+
+
 class RunReport(_Part):
     """How an attempt of a run went."""
 
@@ -126,6 +150,7 @@ class RunReport(_Part):
     ledger: dict[Spent, float] = Field(description="Seconds by class; they sum up to `wall_s`.")
     goodput: float = Field(description="Share of the wall time in which the model learned something new.")
     faults: tuple[FaultRow, ...]
+    whole: WholeRun | None = Field(None, description="All attempts of the run together.")
     model: str = Field(description="Path of the trained model, empty if there is none.")
     checkpoint_failures: int = Field(0, description="Durable checkpoints that could not be written.")
     checkpoints_skipped: int = Field(
@@ -184,12 +209,40 @@ def build_report(record: RunRecord, enclosures: Enclosures | None = None) -> Run
         ledger=seconds,
         goodput=round(seconds[Spent.TRAIN] / wall_s, 4) if wall_s else 0.0,
         faults=tuple(_fault(change) for change in ledger.faults()),
+        whole=_whole(record, seconds),
         model=record.result.model if record.result else "",
         **_checkpoint_trouble(record),
         pictures=tuple(enclosed.pictures),
         logs={node: tuple(files) for node, files in enclosed.logs.items()},
         resumable_with="" if closed.outcome is Outcome.SUCCEEDED else enclosed.resumable_with,
         versions=dict(enclosed.versions),
+    )
+
+
+def _whole(record: RunRecord, seconds: Mapping[Spent, float]) -> WholeRun:
+    marks, audit = record.marks, record.audit
+    now = AttemptSpan(
+        attempt=record.attempt,
+        started_at=marks.started_at,
+        ended_at=marks.ended_at,
+        state=record.closed.outcome,
+        seconds={str(spent): took for spent, took in seconds.items()},
+    )
+    whole = fold_attempts([*record.earlier, now])
+    return WholeRun(
+        attempts=tuple(
+            AttemptRow(
+                attempt=span.attempt,
+                state=span.state,
+                started_at=span.started_at,
+                wall_s=round(sum(span.seconds.values()), 3),
+            )
+            for span in whole.spans
+        ),
+        wall_s=round(whole.wall_s, 3),
+        ledger={spent: round(took, 3) for spent, took in whole.seconds.items()},
+        goodput=round(whole.goodput, 4),
+        steps_executed=audit.steps + audit.steps_lost if audit else None,
     )
 
 

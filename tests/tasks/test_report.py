@@ -195,3 +195,18 @@ def test_a_report_of_another_format_is_none(tmp_path: Path) -> None:
     assert reports.read(tmp_path) is None
     (tmp_path / "report.json").write_text('{"state": "succeeded"}')
     assert reports.read(tmp_path) is None
+
+
+def test_an_attempt_that_left_no_report_is_told_by_its_steps_and_the_pause_after_it_is_stopped(
+    tmp_path: Path,
+) -> None:
+    run = Trained(tmp_path)
+    run.directory.begin_attempt(run.directory.job(), now=ZERO + 60)
+    report = reports.collect(run.directory, SUCCEEDED, Observation(), now=ZERO + 80)
+    assert report.whole is not None
+    first, second = report.whole.attempts
+    assert (first.state, first.wall_s) == ("unknown", 17.0), "until its last step"
+    assert (second.state, second.wall_s) == ("succeeded", 20.0)
+    assert report.whole.ledger["stopped"] == 43.0
+    assert sum(report.whole.ledger.values()) == report.whole.wall_s == 80.0
+    assert report.whole.steps_executed == STEPS + 1

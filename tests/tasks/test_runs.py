@@ -1,5 +1,6 @@
 """Which run a job goes on with, and who may drive it."""
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -113,6 +114,17 @@ def test_every_attempt_has_a_higher_number_and_no_report_of_the_one_before(tmp_p
         run.attempt(),
     ] == [0, 1, 2, 2]
     assert run.outcome() is None
+    report, marks = run.attempt_files(1)
+    assert (report.exists(), json.loads(marks.read_text())) == (False, {"started_at": 1.0})
+
+
+def test_the_report_of_an_attempt_is_kept_when_the_next_begins(tmp_path: Path) -> None:
+    run = choose_run(tmp_path, JOB, now=NOW)
+    run.begin_attempt(JOB, now=1.0)
+    end(run, Outcome.PREEMPTED)
+    written = run.report_file.read_text()
+    run.begin_attempt(JOB, now=2.0)
+    assert run.attempt_files(1)[0].read_text() == written
 
 
 def test_marks_are_of_this_attempt_and_the_first_of_a_kind_stays(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 from elastic_core.events.audit import EpochAudit, SampleAudit
+from elastic_core.events.record import AttemptSpan
 from elastic_core.events.report import MAX_FAILURES, Enclosures, RunReport, build_report
 from elastic_core.model.membership import Cause, Outcome
 from elastic_core.model.progress import Progress, RunResult
@@ -135,3 +136,31 @@ def test_a_report_is_read_back_from_its_json() -> None:
 def test_the_schema_in_the_docs_is_the_one_of_the_model() -> None:
     said = "the report's model changed: run `python -m tests.elastic_core.events.schema --update`"
     assert SCHEMA_FILE.read_text() == schema_text(), said
+
+
+def test_a_report_tells_all_attempts_together_and_their_time_sums_up() -> None:
+    earlier = AttemptSpan(
+        attempt=1,
+        started_at=ZERO - 50,
+        ended_at=ZERO - 20,
+        state="failed",
+        seconds={"train": 25, "detect": 5},
+    )
+    report = build_report(record(attempt=2, marks=marks(ended=10), earlier=(earlier,)))
+    whole = report.whole
+    assert whole is not None
+    assert [(row.attempt, row.state, row.wall_s) for row in whole.attempts] == [
+        (1, "failed", 30),
+        (2, "succeeded", 10),
+    ]
+    assert whole.wall_s == sum(whole.ledger.values()) == 60
+    assert (whole.ledger["stopped"], whole.ledger["train"], whole.ledger["detect"]) == (20, 25, 5)
+    assert whole.goodput == 25 / 40
+
+
+def test_checkpoints_that_failed_are_told_with_the_reason_of_the_last() -> None:
+    progress = Progress(
+        generation=1, epoch=0, step=3, samples=9, metrics={"checkpoint_failures": 2.0}, trouble="disk full"
+    )
+    report = build_report(record(progress=progress))
+    assert (report.checkpoint_failures, report.checkpoint_trouble) == (2, "disk full")

@@ -71,8 +71,10 @@ class Attempt:
             f"--rdzv-id={self.directory.run}",
             f"--rdzv-conf=lease_ttl={waits.lease_ttl},last_call_timeout={waits.last_call},"
             f"join_timeout={waits.join},probe_timeout={waits.probe},suspect_timeout={waits.suspect},"
-            f"stop_grace={waits.stop_grace},hang_timeout={job.health.hang_timeout},flow_timeout={waits.flow}",
+            f"stop_grace={waits.stop_grace},flow_timeout={waits.flow},"
+            f"hang_timeout={job.health.hang_timeout},partial_exit_timeout={job.health.partial_exit}",
             f"--max-restarts={job.max_restarts}",
+            f"--changes-per-hour={job.nodes.changes_per_hour}",
             f"--run-dir={directory}",
             f"--job={directory / 'job.json'}",
             *(("--notices=imds",) if isinstance(job.pool, AwsPool) else ()),

@@ -109,7 +109,7 @@ def replace_failed(memory: AgentMemory, event: WorkerEnded, _now: float) -> Comm
     memory.doomed.discard(event.local_rank)
     memory.noted.pop(event.local_rank, None)
     memory.alive.add(event.local_rank)
-    return [ReplaceWorker(local_rank=event.local_rank)]
+    return [ReplaceWorker(local_rank=event.local_rank), *_replace_finished(memory)]
 
 
 def retry_set_up(memory: AgentMemory, event: WorkerEnded, now: float) -> Commands:
@@ -198,6 +198,24 @@ def finish(memory: AgentMemory, _event: object, _now: float) -> Commands:
     return [WriteStatus(status=_succeeded(memory)), Say(text="workers finished, waiting for the others")]
 
 
+def await_the_rest(memory: AgentMemory, _event: WorkerEnded, now: float) -> Commands:
+    """A worker ended well before its local peers: under the torchrun contract they may take their time.
+
+    Those of the elastic API end together, or their collectives break.
+    """
+    if memory.is_elastic or memory.deadline is not None:
+        return []
+    memory.deadline = now + memory.policy.partial_exit
+    return [WakeAt(at=memory.deadline)]
+
+
+def fail_partial(memory: AgentMemory, _event: object, now: float) -> Commands:
+    """The others do not end: that is a failure of those."""
+    memory.deadline = None
+    rank = memory.note_partial_exit()
+    return [*_report(memory, rank, 1, now), *_stop(memory, memory.policy.stop_grace, now)]
+
+
 def keep_finished(memory: AgentMemory, _event: object, _now: float) -> Commands:
     """No worker is left that a fence could stop: only the word of success must stand again."""
     return [Register(status=_succeeded(memory), renew=False)]
@@ -211,7 +229,7 @@ def fail_and_replace(memory: AgentMemory, event: WorkerEnded, now: float) -> Com
     report = _report(memory, event.local_rank, event.code, now)
     memory.noted.pop(event.local_rank, None)
     memory.alive.add(event.local_rank)
-    return [*report, ReplaceWorker(local_rank=event.local_rank)]
+    return [*report, ReplaceWorker(local_rank=event.local_rank), *_replace_finished(memory)]
 
 
 def fail_and_await_end(memory: AgentMemory, event: WorkerSpoke, now: float) -> Commands:
@@ -420,6 +438,14 @@ def _enter(memory: AgentMemory, phase: NodePhase) -> Commands:
     memory.start_workers()
     memory.deadline = None
     return [StartWorkers(part=part), status, said]
+
+
+def _replace_finished(memory: AgentMemory) -> Commands:
+    """Set up again what ended well in a generation that failed: the next one needs all local ranks."""
+    ranks = sorted(memory.finished)
+    memory.finished.clear()
+    memory.alive.update(ranks)
+    return [ReplaceWorker(local_rank=rank) for rank in ranks]
 
 
 def _report(memory: AgentMemory, local_rank: int, code: int, now: float) -> Commands:

@@ -47,6 +47,7 @@ _WAITS: Final[Mapping[str, str]] = {
     "stop_timeout": "stop",
     "flow_timeout": "flow",
     "hang_timeout": "hang",
+    "partial_exit_timeout": "partial_exit",
 }
 """Keys of --rdzv-conf, and the waits they set."""
 
@@ -81,7 +82,7 @@ examples:
 keys of --rdzv-conf, in seconds:
   lease_ttl (3)   last_call_timeout (5)   join_timeout (600)   probe_timeout (0.3)
   suspect_timeout (0.7)   stop_grace (30)   stop_timeout (60)   hang_timeout (0: by the steps so far)
-  flow_timeout (0: never; else the run stops when no flow drove it for so long)
+  partial_exit_timeout (3600)   flow_timeout (0: never; else stop when no flow drove the run for so long)
 
 signals:
   SIGTERM, SIGINT, a spot notice: this node leaves; the others go on, or the state is saved. Again: at once.
@@ -145,6 +146,7 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
     add("--etcd-user", user, f"user of etcd; its password comes from {PASSWORD_VARIABLE}", metavar="NAME")
     add("--etcd-password-file", "", "or from the first line of this file", metavar="FILE")
     add("--max-restarts", "0", "failures of workers that are mended, job-wide; losses cost none", metavar="N")
+    add("--changes-per-hour", "0", "end the run when nodes come or go more often; 0: never", metavar="N")
     add("--start-method", "fork", "fork (warm, fast) or spawn", metavar="METHOD")
     add("--role", "default", "value of ROLE_NAME", metavar="NAME")
     add("--log-dir", "", "write each worker's output there, in a directory of this node", metavar="DIR")
@@ -248,6 +250,7 @@ class _Reader:
             standalone=options.standalone,
             waits=self._waits(),
             max_restarts=self._number("--max-restarts"),
+            changes_per_hour=self._number("--changes-per-hour"),
             start_method=self._choice("--start-method", ("fork", "spawn", "forkserver")),
             preload=tuple(options.preload),
             role=options.role,

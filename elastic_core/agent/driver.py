@@ -445,7 +445,11 @@ def policy_of(settings: AgentSettings) -> AgentPolicy:
     """Return what the agent's decisions depend on."""
     grace = settings.waits.stop_grace
     return AgentPolicy(
-        slots=settings.slots, api=settings.api, stop_grace=grace, outcome_timeout=settings.waits.stop + 15
+        slots=settings.slots,
+        api=settings.api,
+        stop_grace=grace,
+        outcome_timeout=settings.waits.stop + 15,
+        partial_exit=settings.waits.partial_exit,
     )
 
 
@@ -462,6 +466,8 @@ def coordinator_policy_of(settings: AgentSettings) -> CoordinatorPolicy:
         no_progress_limit=settings.no_progress_limit,
         stop_timeout=waits.stop,
         sizes=settings.sizes,
+        partial_exit=waits.partial_exit,
+        changes_per_hour=settings.changes_per_hour,
     )
 
 

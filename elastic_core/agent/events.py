@@ -29,6 +29,7 @@ class AgentPolicy:
         release_timeout: A draining node that no new generation releases ends its workers after so long.
         outcome_timeout: A stopped node that nobody tells the outcome leaves after so long.
         max_set_ups: Set-ups of workers that may fail in a row.
+        partial_exit: Once a worker of the torchrun contract ended well, its local peers may run so long.
     """
 
     slots: int
@@ -38,6 +39,7 @@ class AgentPolicy:
     release_timeout: float = 2.0
     outcome_timeout: float = 75.0
     max_set_ups: int = 3
+    partial_exit: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import structlog
 
 from elastic_core.agent.lease import Standing
-from elastic_core.errors import StoreUnavailable
+from elastic_core.errors import StoreError, StoreUnavailable
 from elastic_core.ids import NO_REVISION, Revision
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import (
@@ -31,6 +31,8 @@ from elastic_core.store.protocol import (
 
 _LOG = structlog.get_logger()
 _RETRY_S: Final = 0.1
+_REFUSED_S: Final = 1.0
+"""Until the store is asked again what it refused: the lease may be gone, or a right may be missing."""
 
 
 class Term(Protocol):
@@ -98,9 +100,17 @@ class Leadership:
                 if self._closing:
                     return
             assert standing is not None
-            won = self._campaign(standing)
-            if won is not None:
-                self._serve(standing, won)
+            try:
+                won = self._campaign(standing)
+                if won is not None:
+                    self._serve(standing, won)
+            except StoreError as error:
+                _LOG.warning("the store refused to let this node coordinate", reason=str(error))
+                self._pause(standing)
+
+    def _pause(self, standing: Standing) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._standing is not standing, _REFUSED_S)
 
     def _serve(self, standing: Standing, won: Revision) -> None:
         term = self._make_term(won)
@@ -108,9 +118,12 @@ class Leadership:
             if self._standing is not standing:
                 term.stop()
             self._term = term
-        is_over = term.run()
+        try:
+            is_over = term.run()
+        finally:
+            with self._changed:
+                self._term = None
         with self._changed:
-            self._term = None
             if is_over and self._standing is standing:
                 self._standing = None
 

@@ -154,6 +154,9 @@ class AgentMemory:
             consequence=self.stopping and (code in (-SIGTERM, 128 + SIGTERM) or is_killed_by_us),
         )
         assignment = self.part.assignment if self.part else None
+        if failure.consequence and self.finished and not self.stopping:
+            why = f"{self._finished_words()} before the others: {failure.message}"
+            failure = replace(failure, consequence=False, message=why)
         return replace(
             failure,
             node_id=self.node_id,
@@ -178,6 +181,27 @@ class AgentMemory:
             started=True,
         )
         self.noted.setdefault(event.local_rank, hung)
+
+    def note_partial_exit(self) -> int:
+        """Remember that some workers ended well and the others never do; return the first of those."""
+        local_rank = min(self.alive)
+        message = f"{self._finished_words()}, this one still runs {self.policy.partial_exit:g} s later"
+        self.noted[local_rank] = Failure(
+            node_id=self.node_id,
+            generation=0,
+            rank=-1,
+            local_rank=local_rank,
+            exit_code=ExitCode.FAILED,
+            message=message,
+            started=True,
+        )
+        return local_rank
+
+    def _finished_words(self) -> str:
+        assignment = self.part.assignment if self.part else None
+        first = assignment.first_rank if assignment else 0
+        ranks = [str(first + local_rank) for local_rank in sorted(self.finished)]
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ended with code 0"
 
     def _ending(self, code: int) -> str:
         if code < 0:

@@ -31,6 +31,7 @@ class Waits:
     flow: float = 0.0
     """The run stops when no flow drove it for so long; 0: it needs none."""
     hang: float = 0.0
+    partial_exit: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class AgentSettings:
     sizes: AllowedSizes = ALL_SIZES
     waits: Waits = Waits()
     max_restarts: int = 0
+    changes_per_hour: int = 0
     no_progress_limit: int = 3
     start_method: Literal["fork", "spawn"] = "fork"
     preload: tuple[str, ...] = ()

@@ -239,7 +239,10 @@ _GENERATIONS: Final = (
     _row(S.STOPPING, WorkersStopped, S.TRAINING, do.enter, "the newest counts on it", guard=is_enlisted),
     _row(S.STOPPING, WorkersStopped, S.STANDBY, do.nothing, "there is none for it (yet)"),
     _row(S.TRAINING, WorkerEnded, S.FINISHED, do.finish, "the last one ended well", guard=is_last_success),
-    _row(S.TRAINING, WorkerEnded, S.TRAINING, do.nothing, "one of several ended well", guard=is_success),
+    _row(
+        S.TRAINING, WorkerEnded, S.TRAINING, do.await_the_rest, "one of several ended well", guard=is_success
+    ),
+    _row(S.TRAINING, TimeAdvanced, S.STOPPING, do.fail_partial, "the rest does not end", guard=is_due),
     _row(S.FINISHED, LeaseEnded, S.FINISHED, do.keep_finished, "success must stay written"),
     _row(S.FINISHED, RunClosed, S.ENDED, do.exit_with_outcome, "the run is over"),
     _row(S.FINISHED, DrainRequested, S.ENDED, do.exit_finished, "nothing is left to do"),

@@ -34,6 +34,10 @@ class NodeBounds(_Model):
         (), description="Train on these numbers of nodes only; empty: on any within the bounds."
     )
 
+    changes_per_hour: int = Field(
+        0, ge=0, description="End the run when nodes come or go more often within an hour; 0: never."
+    )
+
     @property
     def allowed(self) -> AllowedSizes:
         """The numbers of nodes that may train together."""
@@ -290,6 +294,9 @@ class HealthPolicy(_Model):
         ge=0,
         description="A worker that makes no step for so many seconds is replaced; 0: twenty times its "
         "longest step, at least 30 s, and 300 s for its first one.",
+    )
+    partial_exit: float = Field(
+        3600, gt=0, description="Once a worker ended with code 0, the others may run on for so many seconds."
     )
 
 

@@ -31,6 +31,10 @@ class CoordinatorPolicy:
     """Failed generations in a row without a new step that end the run."""
     stop_timeout: float = 60.0
     """A stop that some member does not follow closes the run after so long."""
+    partial_exit: float = 3600.0
+    """Once a member finished, the others may take so long to."""
+    changes_per_hour: int = 0
+    """Joins, losses and drains within an hour beyond which the run ends; 0: as many as come."""
     sizes: AllowedSizes = ALL_SIZES
     """Numbers of nodes that a generation may have, within the bounds."""
 

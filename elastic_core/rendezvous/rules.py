@@ -7,18 +7,24 @@ differences, so that a wake-up at a deadline always finds it reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId
 from elastic_core.model.failure import Failure, bound
-from elastic_core.model.membership import Cause, Closed, Generation, Outcome
+from elastic_core.model.membership import Cause, Generation, Outcome
+from elastic_core.model.node import NodePhase
 from elastic_core.model.progress import HistoryEntry
+from elastic_core.rendezvous.decision import (
+    MAX_REASON,
+    Decision,
+    close_run,
+    describe_end,
+    name_some,
+    nodes_of,
+)
 from elastic_core.rendezvous.events import (
-    CloseRun,
-    CoordinatorCommand,
     FenceNode,
     ProbeNodes,
     PublishGeneration,
@@ -33,23 +39,11 @@ FINISH_GRACE: Final = 5.0
 """For members that finished a generation late, when the one after it can never be entered."""
 HEARING: Final = 1.0
 """How long a run that ends by a failure waits to hear what the failure did to the other members."""
+ABLE: Final = (NodePhase.READY, NodePhase.WARMING)
+"""Phases of nodes that train, or will be able to."""
+HOUR: Final = 3600.0
 MAX_PAUSE: Final = 5.0
 """Longest pause between commits that the store keeps refusing."""
-MAX_REASON: Final = 400
-"""Characters of a reason: every node reads it with `current`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What to do now and why; without commands it is a wait.
-
-    Attributes:
-        until: When to decide again if nothing happens; None: only a named event matters.
-    """
-
-    reason: str
-    commands: tuple[CoordinatorCommand, ...] = ()
-    until: float | None = None
 
 
 Rule = Callable[[Situation, float], Decision | None]
@@ -80,7 +74,7 @@ def await_commit(situation: Situation, _now: float) -> Decision | None:
     if situation.publishing is not None:
         return Decision(reason=f"generation {situation.publishing.generation.number} is being written")
     if situation.closing is not None:
-        return Decision(reason=_closing(situation.closing))
+        return Decision(reason=describe_end(situation.closing))
     return None
 
 
@@ -102,15 +96,15 @@ def close_when_finished(situation: Situation, now: float) -> Decision | None:
     running = len(situation.members) - len(standing.done) - len(standing.lost)
     number, count = situation.number, len(situation.members)
     if running == 0:
-        return _close(Outcome.SUCCEEDED, ExitCode.OK, f"{_nodes(count)} finished generation {number}")
+        return close_run(Outcome.SUCCEEDED, ExitCode.OK, f"{nodes_of(count)} finished generation {number}")
     record = situation.nodes.get(situation.first)
     if record is None or record.generation >= number or situation.done_since is None:
         return None
     grace_end = situation.done_since + FINISH_GRACE
     if now >= grace_end:
         reason = f"rank 0 finished generation {record.generation} before generation {number} was entered"
-        return _close(Outcome.SUCCEEDED, ExitCode.OK, reason)
-    return Decision(reason=f"rank 0 finished, {running} of {_nodes(count)} are finishing", until=grace_end)
+        return close_run(Outcome.SUCCEEDED, ExitCode.OK, reason)
+    return Decision(reason=f"rank 0 finished, {running} of {nodes_of(count)} are finishing", until=grace_end)
 
 
 def close_when_stopped(situation: Situation, now: float) -> Decision | None:
@@ -119,15 +113,15 @@ def close_when_stopped(situation: Situation, now: float) -> Decision | None:
         return None
     staying = len(situation.members) - len(situation.standing.left)
     if staying == 0:
-        return _close(Outcome.PREEMPTED, ExitCode.PREEMPTED, f"stopped: {situation.stop_reason}")
+        return close_run(Outcome.PREEMPTED, ExitCode.PREEMPTED, f"stopped: {situation.stop_reason}")
     deadline = situation.stop_since + situation.policy.stop_timeout
     if now >= deadline:
         reason = (
-            f"stopped: {situation.stop_reason}; {_nodes(staying)} did not leave within "
+            f"stopped: {situation.stop_reason}; {nodes_of(staying)} did not leave within "
             f"{situation.policy.stop_timeout:g} s"
         )
-        return _close(Outcome.PREEMPTED, ExitCode.PREEMPTED, reason)
-    return Decision(reason=f"stopping: {_nodes(staying)} still to leave", until=deadline)
+        return close_run(Outcome.PREEMPTED, ExitCode.PREEMPTED, reason)
+    return Decision(reason=f"stopping: {nodes_of(staying)} still to leave", until=deadline)
 
 
 # ---- failures --------------------------------------------------------------------------------
@@ -165,6 +159,26 @@ def account_for_members(situation: Situation, now: float) -> Decision | None:
     return None
 
 
+def close_when_partly_finished(situation: Situation, now: float) -> Decision | None:
+    """End when members finished under others that failed, and too few are left to go on without them.
+
+    Those that finished never train again and their nodes live, so that nobody launches others. After a
+    loss others may come.
+    """
+    standing = situation.standing
+    if not standing.done or not standing.reported or standing.lost:
+        return None
+    able = sum(record.phase in ABLE for record in situation.nodes.values())
+    if able >= situation.policy.least:
+        return None
+    root = situation.root_cause()
+    why = f": {root.headline()}" if root is not None else ""
+    reason = f"{_partly_finished(situation)} trained, a restart cannot mend it{why}"
+    exit_code = root.exit_code if root is not None else 0
+    closing = close_run(Outcome.FAILED, exit_code or ExitCode.FAILED, reason)
+    return _hear_the_others(situation, closing, now)
+
+
 def close_when_unstartable(situation: Situation, now: float) -> Decision | None:
     """End at an exception before the first process group: every restart would meet it again."""
     if not _is_failure_due(situation):
@@ -196,19 +210,25 @@ def close_without_progress(situation: Situation, now: float) -> Decision | None:
         f"{_stalled(situation)} generations in a row failed without going beyond step "
         f"{situation.reached}: {_headline(situation)}"
     )
-    return _hear_the_others(situation, _close(Outcome.NO_PROGRESS, ExitCode.NO_PROGRESS, reason), now)
+    return _hear_the_others(situation, close_run(Outcome.NO_PROGRESS, ExitCode.NO_PROGRESS, reason), now)
 
 
 # ---- the next generation ---------------------------------------------------------------------
 
 
-def let_the_rest_finish(situation: Situation, _now: float) -> Decision | None:
-    """Change nothing while members finish one after the other."""
+def let_the_rest_finish(situation: Situation, now: float) -> Decision | None:
+    """Change nothing while members finish one after the other; give up on those that never do."""
     standing = situation.standing
     if not standing.done or situation.is_broken or standing.lost or standing.unfit:
         return None
+    patience = situation.policy.partial_exit
+    deadline = (now if situation.done_since is None else situation.done_since) + patience
+    if now >= deadline:
+        reason = f"{_partly_finished(situation)} runs {patience:g} s later, a restart cannot mend it"
+        return close_run(Outcome.FAILED, ExitCode.FAILED, reason)
     done, count = len(standing.done), len(situation.members)
-    return Decision(reason=f"{done} of {_nodes(count)} finished generation {situation.number}")
+    reason = f"{done} of {nodes_of(count)} finished generation {situation.number}"
+    return Decision(reason=reason, until=deadline)
 
 
 def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
@@ -218,17 +238,17 @@ def wait_for_minimum(situation: Situation, now: float) -> Decision | None:
         return None
     deadline = max(situation.due_since, situation.short_since) + situation.policy.join_timeout
     done = len(situation.standing.done)
-    finished = f"; {_nodes(done)} {'has' if done == 1 else 'have'} finished already" if done else ""
+    finished = f"; {nodes_of(done)} {'has' if done == 1 else 'have'} finished already" if done else ""
     if now >= deadline:
         reason = (
-            f"{ready} of {_nodes(needed)} were ready within the join timeout of "
+            f"{ready} of {nodes_of(needed)} were ready within the join timeout of "
             f"{situation.policy.join_timeout:g} s{finished}"
         )
-        return _close(Outcome.BELOW_MINIMUM, ExitCode.BELOW_MINIMUM, reason)
+        return close_run(Outcome.BELOW_MINIMUM, ExitCode.BELOW_MINIMUM, reason)
     sizes = situation.policy.sizes
     allowed = "" if sizes.are_all else f" (allowed: {sizes.describe()})"
     timeout = f"(timeout {situation.policy.join_timeout:g} s)"
-    reason = f"{ready} of {_nodes(needed)}{allowed}, waiting {timeout}{finished}"
+    reason = f"{ready} of {nodes_of(needed)}{allowed}, waiting {timeout}{finished}"
     return Decision(reason=reason, until=deadline)
 
 
@@ -244,7 +264,7 @@ def settle(situation: Situation, now: float) -> Decision | None:
     if len(situation.ready) >= expected or now >= deadline:
         return None
     ready = len(situation.ready)
-    return Decision(reason=f"{ready} of {_nodes(expected)} are ready, last call for more", until=deadline)
+    return Decision(reason=f"{ready} of {nodes_of(expected)} are ready, last call for more", until=deadline)
 
 
 def let_members_enter(situation: Situation, now: float) -> Decision | None:
@@ -255,8 +275,21 @@ def let_members_enter(situation: Situation, now: float) -> Decision | None:
     deadline = situation.formed_since + situation.policy.last_call
     if not situation.is_change_planned or entered >= count or now >= deadline:
         return None
-    reason = f"generation {situation.number} is forming ({entered} of {_nodes(count)} entered)"
+    reason = f"generation {situation.number} is forming ({entered} of {nodes_of(count)} entered)"
     return Decision(reason=f"{reason}, the next change waits", until=deadline)
+
+
+def close_when_unsteady(situation: Situation, now: float) -> Decision | None:
+    """End when members came and went more often than the job allows."""
+    limit, changes = situation.policy.changes_per_hour, situation.changes
+    is_change = situation.is_explained or situation.has_newcomers
+    if not limit or len(changes) < limit or not is_change or changes[0] <= now - HOUR:
+        return None
+    reason = (
+        f"unsteady: nodes came or went more than {limit} times within an hour; find out why, or raise "
+        f"nodes.changes_per_hour"
+    )
+    return close_run(Outcome.FAILED, ExitCode.FAILED, reason)
 
 
 def form_generation(situation: Situation, now: float) -> Decision | None:
@@ -272,6 +305,7 @@ RULES: Final[tuple[Rule, ...]] = (
     close_when_stopped,
     close_when_set_up_fails,
     account_for_members,
+    close_when_partly_finished,
     close_when_unstartable,
     close_when_budget_is_spent,
     close_without_progress,
@@ -279,39 +313,21 @@ RULES: Final[tuple[Rule, ...]] = (
     wait_for_minimum,
     settle,
     let_members_enter,
+    close_when_unsteady,
     form_generation,
 )
 
 
 def _rest(situation: Situation) -> Decision:
-    trains = f"generation {situation.number} trains on {_nodes(len(situation.members))}"
+    trains = f"generation {situation.number} trains on {nodes_of(len(situation.members))}"
     standby = len(situation.ready) - len(situation.standing.fit)
     return Decision(reason=f"{trains}, {standby} standing by" if standby else trains)
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _some(names: Iterable[NodeId]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return ", ".join(shown[:3]) + more
-
-
-def _close(outcome: Outcome, exit_code: int, reason: str) -> Decision:
-    closed = Closed(outcome=outcome, exit_code=int(exit_code), reason=bound(reason, MAX_REASON))
-    return Decision(reason=_closing(closed), commands=(CloseRun(closed=closed),))
-
-
-def _closing(closed: Closed) -> str:
-    return f"closing ({closed.outcome}): {closed.reason}"
 
 
 def _close_failed(root: Failure | None, why: str) -> Decision:
     exit_code = root.exit_code if root is not None else 0
     cause = root.headline() if root is not None else "workers failed on living nodes and said no reason"
-    return _close(Outcome.FAILED, exit_code or ExitCode.FAILED, f"{why}: {cause}")
+    return close_run(Outcome.FAILED, exit_code or ExitCode.FAILED, f"{why}: {cause}")
 
 
 def _hear_the_others(situation: Situation, closing: Decision, now: float) -> Decision:
@@ -320,7 +336,7 @@ def _hear_the_others(situation: Situation, closing: Decision, now: float) -> Dec
     unheard = sum(1 for _ in situation.unheard())
     if inquiry is None or not unheard or now >= inquiry.opened_at + HEARING:
         return closing
-    reason = f"{_nodes(unheard)} may still say what that did there; then {closing.reason}"
+    reason = f"{nodes_of(unheard)} may still say what that did there; then {closing.reason}"
     return Decision(reason=reason, until=inquiry.opened_at + HEARING)
 
 
@@ -336,7 +352,28 @@ def _is_failure_due(situation: Situation) -> bool:
 
 def _headline(situation: Situation) -> str:
     root = situation.root_cause()
-    return root.headline() if root is not None else "collectives broke while all members lived"
+    if root is not None:
+        return root.headline()
+    if situation.standing.done:
+        return f"{_partly_finished(situation)} trained"
+    return "collectives broke while all members lived"
+
+
+def _partly_finished(situation: Situation) -> str:
+    """Say who finished and who did not, as far as the step is known."""
+    done = situation.standing.done
+    finished = [node for node in situation.members if node in done]
+    others = [node for node in situation.members if node not in done]
+    record = situation.nodes.get(finished[0])
+    step = f" at step {record.step}" if record is not None and record.step > 0 else ""
+    return f"{_ranks(situation, finished)} finished{step}, {_ranks(situation, others)} still"
+
+
+def _ranks(situation: Situation, nodes: list[NodeId]) -> str:
+    """Name the first of some members by its first rank, and count the others."""
+    member = situation.members[nodes[0]]
+    more = f" and {nodes_of(len(nodes) - 1)} more" if len(nodes) > 1 else ""
+    return f"rank {member.first_rank} (node {member.node_id}){more}"
 
 
 def _question(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
@@ -348,7 +385,7 @@ def _question(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
     pause = situation.policy.probe_timeout / PROBE_ROUNDS
     answers_due = inquiry.asked_at + pause
     silent = len(inquiry.silent)
-    reason = f"generation {situation.number} broke: waiting for a sign of life of {_nodes(silent)}"
+    reason = f"generation {situation.number} broke: waiting for a sign of life of {nodes_of(silent)}"
     if inquiry.rounds and now < answers_due:
         return Decision(reason=reason, until=answers_due)
     is_late = now > answers_due + pause
@@ -365,7 +402,7 @@ def _fence(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
     commands = tuple(FenceNode(node_id=node, lease=situation.nodes[node].lease, reason=why) for node in due)
     patient = (asked[node] + FENCE_RETRY for node in inquiry.silent.difference(due))
     until = now + FENCE_RETRY if due else min(patient)
-    return Decision(reason=f"fencing {_nodes(len(inquiry.silent))} {why}", commands=commands, until=until)
+    return Decision(reason=f"fencing {nodes_of(len(inquiry.silent))} {why}", commands=commands, until=until)
 
 
 def _restarts(situation: Situation) -> int:
@@ -402,11 +439,11 @@ def _cause(situation: Situation, chosen: tuple[NodeId, ...]) -> tuple[Cause, str
     standing = situation.standing
     if situation.current is None:
         ready = len(situation.ready)
-        return Cause.START, f"{_nodes(ready)} {'is' if ready == 1 else 'are'} ready"
+        return Cause.START, f"{nodes_of(ready)} {'is' if ready == 1 else 'are'} ready"
     if standing.crashed or standing.unfit:
         gone = standing.crashed | standing.unfit
         fates = sorted({situation.fate(node) for node in gone})
-        return Cause.LOSS, f"lost {_some(gone)} ({', '.join(fates[:3])})"
+        return Cause.LOSS, f"lost {name_some(gone)} ({', '.join(fates[:3])})"
     if standing.lost or standing.draining:
         left = standing.lost | standing.draining
         notices = sorted({situation.fate(node) for node in left} - {DRAINED})
@@ -415,12 +452,12 @@ def _cause(situation: Situation, chosen: tuple[NodeId, ...]) -> tuple[Cause, str
             if notices
             else ""
         )
-        return Cause.DRAIN, f"drained {_some(left)}{why}"
+        return Cause.DRAIN, f"drained {name_some(left)}{why}"
     if standing.reported:
         return Cause.FAILURE, _headline(situation)
     if len(situation.members) > situation.limit:
-        return Cause.RESCALE, f"the target is {_nodes(situation.limit)}"
-    return Cause.JOIN, f"joined {_some(set(chosen).difference(situation.members))}"
+        return Cause.RESCALE, f"the target is {nodes_of(situation.limit)}"
+    return Cause.JOIN, f"joined {name_some(set(chosen).difference(situation.members))}"
 
 
 def _entry(situation: Situation, chosen: tuple[NodeId, ...], now: float) -> HistoryEntry:

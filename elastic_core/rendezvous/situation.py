@@ -7,17 +7,20 @@ nodes' records alone: whatever order facts come in, the same records give the sa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from elastic_core.ids import NO_REVISION, NodeId, Revision
 from elastic_core.model.failure import Failure
-from elastic_core.model.membership import Closed, Generation, Member, Target
+from elastic_core.model.membership import Cause, Closed, Generation, Member, Target
 from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.model.progress import HistoryEntry
 from elastic_core.rendezvous.events import CoordinatorPolicy, PublishGeneration, StoreView
 
+CHANGES: Final = (Cause.JOIN, Cause.LOSS, Cause.DRAIN)
+"""Causes that nobody asked the run for."""
 DRAINED: Final = "drained"
 """Fate of a member that left on purpose; what its provider had announced follows."""
 
@@ -91,6 +94,8 @@ class Situation:
         went: How each lost member went, in words.
         fenced: Silent members whose leases were revoked, and when that was asked for last.
         reached: The highest step that any node reported.
+        changes: When members came or went, as far back as this coordinator leads; at most as many as
+            the limit, for older ones decide nothing.
         refusals: Commits in a row that failed without a new generation.
     """
 
@@ -121,6 +126,7 @@ class Situation:
         self.short_since = now
         self.done_since: float | None = None
         self.formed_since = now
+        self.changes: deque[float] = deque(maxlen=policy.changes_per_hour)
         self.refusals = 0
         self.refused_at = now
         self.adopt(view, now)
@@ -254,6 +260,8 @@ class Situation:
             for failure in self.failures
             if failure.generation >= number and failure.node_id in self.members
         ]
+        if entry.generation.cause in CHANGES:
+            self.changes.append(now)
         self.publishing = None
         self.inquiry = None
         self.fenced = {}

@@ -253,7 +253,9 @@ class Witness:
     def _judge_outcome(self, closed: Closed, now: float) -> None:
         restarts = self._entry.generation.restart_count if self._entry else 0
         is_spent = restarts >= self.policy.max_restarts
-        if closed.outcome is Outcome.FAILED and not (is_spent or "cannot mend" in closed.reason):
+        if closed.outcome is Outcome.FAILED and not (
+            is_spent or "cannot mend" in closed.reason or "unsteady" in closed.reason
+        ):
             raise InvariantViolated("S9", f"{closed} after {restarts} of {self.policy.max_restarts} restarts")
         if closed.outcome is Outcome.SUCCEEDED and not self._has_finished():
             raise InvariantViolated("S10", f"{closed} while members still train")

@@ -58,8 +58,10 @@ _POLICY = {
     "restarts": "max_restarts",
     "no_progress": "no_progress_limit",
     "stop": "stop_timeout",
+    "partial_exit": "partial_exit",
+    "changes": "changes_per_hour",
 }
-_WHOLE = frozenset({"min_nodes", "max_nodes", "max_restarts", "no_progress_limit"})
+_WHOLE = frozenset({"min_nodes", "max_nodes", "max_restarts", "no_progress_limit", "changes_per_hour"})
 _RECORD = {"gen": "generation", "broken": "broken", "failed": "failed", "slots": "slots", "step": "step"}
 
 DEFAULT_POLICY = CoordinatorPolicy(

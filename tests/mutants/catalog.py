@@ -314,7 +314,7 @@ def one_finished_member_is_success() -> tuple[object, str, Any]:
 
     def close(known: Situation, now: float) -> Decision | None:
         if known.standing.done:
-            return rules._close(rules.Outcome.SUCCEEDED, 0, "one node finished")
+            return rules.close_run(rules.Outcome.SUCCEEDED, 0, "one node finished")
         return None
 
     return _with_rule(rules.close_when_finished, close)

@@ -255,6 +255,21 @@ def test_a_killed_worker_is_named_first_and_every_agent_ends_soon_with_its_code(
         assert "died by signal 9 (SIGKILL), possibly out of memory" in verdict
 
 
+@pytest.mark.case("W10")
+@pytest.mark.slow
+def test_a_rank_that_ends_well_while_its_peer_runs_on_ends_the_run_after_the_declared_time(
+    run: ScriptRun, tmp_path: Path
+) -> None:
+    script = tmp_path / "partial.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1':\n    signal.pause()\n")
+    conf = "partial_exit_timeout=1,stop_grace=1"
+    agent = run.node("a", "--nproc-per-node=2", str(script), nodes="1", start="spawn", conf=conf)
+    workers = run.wait_for(lambda facts: facts.entered(1), "it trains") and descendants(agent.pid)
+    assert agent.wait(30) == 1
+    assert "rank 0 ended with code 0, this one still runs 1 s later" in agent.output().splitlines()[-1]
+    assert not any(map(is_alive, workers))
+
+
 @pytest.mark.case("L01")
 @pytest.mark.slow
 def test_an_exception_is_in_the_last_lines_with_file_and_line(run: ScriptRun) -> None:

@@ -13,6 +13,7 @@ from elastic_core.agent.events import (
     ReportFailure,
     Say,
     StopWorkers,
+    WakeAt,
     WorkerHung,
     WorkersStopped,
     WriteStatus,
@@ -22,6 +23,7 @@ from elastic_core.model.node import NodePhase
 from tests.elastic_core.agent.scenes import (
     ME,
     SIGTERM,
+    TICK,
     Scene,
     broke,
     elastic,
@@ -30,6 +32,7 @@ from tests.elastic_core.agent.scenes import (
     progressed,
     published,
     raised,
+    ready,
     scene,
     statuses,
     torchrun,
@@ -64,6 +67,34 @@ def test_what_a_worker_says_of_its_failure_is_reported_before_its_process_ends_a
     assert failure_in(failed).headline() == ("rank 1 on node a.1: ValueError: bad label 7 at train.py:12")
     assert failed.acts[-1] == ReplaceWorker(local_rank=0)
     assert failed.state is AgentState.WARMING
+
+
+@pytest.mark.case("W10")
+@scene
+def test_a_local_rank_that_never_ends_after_another_ended_well_fails() -> None:
+    node = torchrun(published(1), slots=2).tell(ended(0))
+    assert node.acts == [WakeAt(at=node.now + 3600)]
+    node.wait(3600).tell(TICK)
+    failure = failure_in(node)
+    assert failure.message == "rank 0 ended with code 0, this one still runs 3600 s later"
+    assert (failure.rank, failure.consequence, failure.exit_code) == (1, False, 1)
+    assert node.acts[-1] == StopWorkers(grace=30.0)
+
+
+@pytest.mark.case("W10")
+def test_a_collective_that_breaks_since_a_local_rank_ended_well_is_that_rank_s_doing() -> None:
+    node = torchrun(published(1), slots=2).tell(ended(0), raised(1, consequence=True, message="peer closed"))
+    failure = failure_in(node)
+    assert failure.message == "rank 0 ended with code 0 before the others: peer closed"
+    assert not failure.consequence
+
+
+@scene
+def test_workers_that_ended_well_in_a_generation_that_failed_are_set_up_again() -> None:
+    node = elastic(published(1), slots=2).tell(ended(0), ended(-9, 1))
+    assert node.acts[-2:] == [ReplaceWorker(local_rank=1), ReplaceWorker(local_rank=0)]
+    node.tell(ready(0), ready(1))
+    assert statuses(node)[-1].phase is NodePhase.READY
 
 
 HUNG = WorkerHung(

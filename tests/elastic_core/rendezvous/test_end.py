@@ -1,5 +1,7 @@
 """How a run ends: success, stop, and closed for good."""
 
+import pytest
+
 from elastic_core.model.membership import Cause, Closed, Outcome
 from elastic_core.model.node import NodePhase
 from elastic_core.rendezvous.events import (
@@ -7,7 +9,7 @@ from elastic_core.rendezvous.events import (
     PublishGeneration,
     WakeAt,
 )
-from tests.elastic_core.rendezvous.scenes import causes, failure, lost, of, running, scenario, succeed
+from tests.elastic_core.rendezvous.scenes import causes, fail, failure, lost, of, running, scenario, succeed
 
 
 def test_the_run_succeeds_when_all_members_did() -> None:
@@ -54,13 +56,11 @@ def test_a_failure_after_another_node_finished_goes_on_without_the_finished_one(
 
 
 def test_who_waits_for_a_finished_node_in_vain_is_told_of_it() -> None:
-    """A script that ends with 0 on one rank only."""
+    """Other nodes may come in place of a lost one, but never for one that finished."""
     run = running("a", "b", min_nodes=2, join_timeout=60.0)
     succeed(run, "b")
-    run.failure(failure("a", consequence=True))
-    run.now += 10.0  # no root cause comes
-    run.tick()
-    assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s); 1 node has finished already"
+    run.gone("a")
+    assert run.coordinator.reason == "0 of 2 nodes, waiting (timeout 60 s); 1 node has finished already"
     run.now += 60.0
     run.tick()
     assert run.closed is not None
@@ -78,6 +78,73 @@ def test_a_job_that_finishes_while_a_node_joins_succeeds_without_it() -> None:
     run.tick()
     assert run.closed is not None
     assert run.closed.reason == "rank 0 finished generation 1 before generation 2 was entered"
+
+
+@pytest.mark.case("W10")
+def test_a_member_that_finished_under_others_that_failed_ends_the_run_if_too_few_are_left() -> None:
+    run = running("a", "b", min_nodes=2)
+    run.seen("a", step=5)
+    succeed(run, "a")
+    fail(run, "b", exit_code=7, consequence=True, message="Connection closed by peer")
+    run.now += 0.3  # no root cause comes
+    run.tick()
+    assert run.closed == Closed(
+        outcome=Outcome.FAILED,
+        exit_code=1,
+        reason="rank 0 (node a) finished at step 5, rank 1 (node b) still trained, a restart cannot mend it",
+    )
+
+
+def test_a_standby_takes_the_place_of_a_member_that_finished_early() -> None:
+    run = running("a", "b", min_nodes=2, max_nodes=2)
+    run.seen("c")
+    succeed(run, "a")
+    fail(run, "b")
+    run.seen("b", phase=NodePhase.READY)
+    assert (run.closed, run.members) == (None, ("b", "c"))
+
+
+def test_who_never_finishes_after_the_others_did_ends_the_run() -> None:
+    run = running("a", "b", partial_exit=30.0)
+    succeed(run, "b")
+    run.now += 29.9
+    run.tick()
+    assert run.closed is None
+    run.now += 0.1
+    run.tick()
+    assert run.closed is not None
+    assert run.closed.reason == (
+        "rank 1 (node b) finished, rank 0 (node a) still runs 30 s later, a restart cannot mend it"
+    )
+
+
+@pytest.mark.case("R04")
+def test_nodes_that_come_and_go_too_often_end_the_run_and_spend_no_restart() -> None:
+    run = running("a", max_restarts=0, changes_per_hour=5)
+    for turn in range(3):
+        run.seen(f"b{turn}")
+        run.enter()
+        if turn < 2:
+            run.gone(f"b{turn}")
+            run.answered("a")
+            run.enter()
+    assert (run.closed, run.members) == (None, ("a", "b2"))
+    assert run.generation is not None
+    assert run.generation.restart_count == 0
+    run.gone("b2")
+    run.answered("a")
+    assert run.closed is not None
+    assert run.closed.reason.startswith("unsteady: nodes came or went more than 5 times within an hour")
+
+
+def test_changes_of_an_hour_ago_count_no_more() -> None:
+    run = running("a", changes_per_hour=1)
+    run.seen("b")
+    run.enter()
+    run.now += 3600.0
+    run.gone("b")
+    run.answered("a")
+    assert (run.closed, run.members) == (None, ("a",))
 
 
 def test_closed_stays_closed() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from elastic_core.errors import IllegalEvent
+from elastic_core.rendezvous.decision import Decision
 from elastic_core.rendezvous.events import (
     CloseRun,
     CommitFailed,
@@ -31,7 +32,7 @@ from elastic_core.rendezvous.events import (
     Wait,
     WakeAt,
 )
-from elastic_core.rendezvous.rules import Decision, decide
+from elastic_core.rendezvous.rules import decide
 from elastic_core.rendezvous.situation import Situation
 
 STORY = 20

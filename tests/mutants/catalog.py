@@ -14,8 +14,8 @@ from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.model.progress import HistoryEntry
 from elastic_core.planning import reconciliation
 from elastic_core.rendezvous import coordinator, rules, situation
+from elastic_core.rendezvous.decision import Decision
 from elastic_core.rendezvous.events import CommitFailed, StoreView, WakeAt
-from elastic_core.rendezvous.rules import Decision
 from elastic_core.rendezvous.situation import Situation
 
 Plant = Callable[[], tuple[object, str, Any]]

@@ -16,14 +16,16 @@ from elastic_core.rescale.decision import Rescale
 from flows.artifacts import artifacts_of
 from flows.audience import RunSnapshot, audience
 from flows.link import PrefectLink
+from flows.metrics import RunMetrics
 from flows.signals import StopSignals
 
 
 class FlowSide:
     """The outside of one flow run; a context manager. Works without a server, then without its parts."""
 
-    def __init__(self, signals: StopSignals) -> None:
+    def __init__(self, signals: StopSignals, metrics: RunMetrics) -> None:
         self._signals = signals
+        self._metrics = metrics
         context = FlowRunContext.get()
         flow_run = context.flow_run if context else None
         self._audience = audience()
@@ -60,6 +62,7 @@ class FlowSide:
         """Show the run."""
         self._tell_generation(snapshot)
         self._audience.saw(snapshot)
+        self._metrics.show(snapshot)
         self._last = snapshot
         if self._link:
             self._link.show(lambda: artifacts_of(snapshot))

@@ -21,6 +21,7 @@ from elastic_core.exits import ExitCode
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Closed, Outcome
 from flows.audience import RunEnd, RunSnapshot, audience
+from flows.metrics import exported
 from flows.side import FlowSide
 from flows.signals import StopSignals
 from flows.supervision import Fenced, Supervision
@@ -65,7 +66,7 @@ def elastic_train(
 
 def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
     """Train, and leave nothing running behind, whichever way it ends."""
-    with StopSignals() as signals, FlowSide(signals) as side:
+    with StopSignals() as signals, exported(job.metrics) as metrics, FlowSide(signals, metrics) as side:
         cluster = Cluster(job, directory)
         try:
             side.say(steps.find_or_start(cluster))

@@ -300,6 +300,15 @@ class HealthPolicy(_Model):
     )
 
 
+class MetricsEndpoint(_Model):
+    """Where Prometheus reads the figures of a run."""
+
+    model_config = ConfigDict(title="Metrics")
+
+    port: int = Field(0, ge=0, le=65535, description="Port of the machine that the flow runs on; 0: none.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; it asks for no login.")
+
+
 class JobSpec(_Model):
     """A training job.
 
@@ -334,6 +343,7 @@ class JobSpec(_Model):
     timeouts: Timeouts = Timeouts()
     health: HealthPolicy = HealthPolicy()
     etcd: EtcdSource = EtcdSource()
+    metrics: MetricsEndpoint = MetricsEndpoint()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

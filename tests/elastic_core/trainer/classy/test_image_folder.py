@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from elastic_core.errors import RefusedInput
 from elastic_core.trainer.classy.compat import build_dataset
 from elastic_core.trainer.classy.image_folder import MANIFEST, read_manifest, split_of
+from elastic_core.trainer.classy.recipe import Recipe
 from elastic_core.trainer.classy.solo import SoloReducer
 from elastic_core.trainer.classy.trainee import ClassyTrainee
 from elastic_core.trainer.trainee import StepReport
@@ -224,3 +226,51 @@ def test_imagenets_val_directory_is_the_test_split(tmp_path: Path) -> None:
     write_image(tmp_path / "val" / "dog" / "0.png", 255)
     data = build_dataset(section(tmp_path, "test"))
     assert (len(data), data[0]["target"]) == (1, 1)
+
+
+class _ToldByProcess:
+    """A transform that leaves in each sample which process made it."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**self._transform(sample), "process": os.getpid()}
+
+
+class _Half(SoloReducer):
+    """Rank 0 of two, as far as the loader can tell."""
+
+    world_size = 2
+
+
+@pytest.mark.case("V04")
+def test_one_loader_process_serves_all_epochs_and_changes_of_membership(tmp_path: Path) -> None:
+    write_tree(tmp_path / "train", 32)
+    config = small_config(dataset={"train": section(tmp_path, "train"), "test": None})
+    trainee = ClassyTrainee(Recipe(config=config, global_batch=16, shards=2, seed=0), cpus=2)
+    assert trainee.loader_processes("train") == 1, "of the node's CPUs one trains"
+    dataset = trainee.task.datasets["train"]
+    dataset.transform = _ToldByProcess(dataset.transform)
+    trainee.set_up()
+    seen: list[int] = []
+    compute = trainee.task.compute_model
+
+    def noting(sample: dict[str, Any]) -> Any:
+        seen.extend(sample["process"].tolist())
+        return compute(sample)
+
+    trainee.task.compute_model = noting
+    for reducer in (
+        SoloReducer(),
+        _Half(),
+        SoloReducer(),
+        SoloReducer(),
+        SoloReducer(),
+        _Half(),
+        SoloReducer(),
+    ):
+        trainee.train_step(reducer)
+    assert len(seen) == 5 * 16 + 2 * 8
+    assert len(set(seen)) == 1
+    assert os.getpid() not in seen

@@ -373,6 +373,7 @@ def test_two_saves_in_one_epoch_at_other_world_sizes_lose_and_repeat_nothing(siz
 # ---- state -----------------------------------------------------------------------------------
 
 
+@pytest.mark.case("C08")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_resumption_in_mid_epoch_equals_the_uninterrupted_run(optimizer: str) -> None:
     settings = {"sgd": {"momentum": 0.9}, "adamw": {"lr": 0.01}}[optimizer]

@@ -12,6 +12,7 @@ import torch
 
 from elastic_core.model.job import JobSpec
 from elastic_core.trainer.classy.compat import build_model
+from elastic_core.trainer.classy.trainee import ClassyTrainee
 from elastic_core.trainer.classy.validate import judge, validate_training
 from tests.elastic_core.trainer.classy.conftest import small_config
 
@@ -85,6 +86,11 @@ MISTAKES = [
     Mistake("mixup", {"num_classes": 10}, "mixup.alpha: is required"),
     Mistake("mixup", {"alpha": 1, "num_classes": 10, "prob": 1}, "mixup.prob: unknown key 'prob'"),
     Mistake("hooks", [{"name": "visdom"}], "hooks[0].name: hook 'visdom' is not run: remove it: use tensor"),
+    *(
+        Mistake("hooks", [{"name": name}], f"hooks[0].name: hook {name!r} is not run: remove it")
+        for name in ("checkpoint", "model_tensorboard", "output_csv", "torchscript")
+    ),
+    Mistake("dataset.train.download", True, "dataset.train.download: every worker would download: unpack"),
     Mistake("hooks", [{"name": "precise_bn"}], "hooks[0].num_samples: is required"),
     Mistake(
         "hooks", [{"name": "profiler", "steps": 1000}], "hooks[0].steps: is 1000; it must be a whole numb"
@@ -304,6 +310,25 @@ def test_a_config_like_the_vit_examples_is_good_once_its_mixed_precision_is_the_
     del config["amp_args"]
     elastic = {"virtual_shards": 4, "precision": "bf16"}
     assert problems_of(config, elastic=elastic) == []
+
+
+def test_hooks_whose_work_is_done_anyway_may_stay_in_a_config() -> None:
+    names = ("loss_lr_meter_logging", "progress_bar", "model_complexity")
+    assert problems_of(small_config(hooks=[{"name": name} for name in names])) == []
+
+
+def test_what_could_not_be_read_back_from_a_checkpoint_is_told_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_a_path(trainee: ClassyTrainee) -> dict[str, Any]:
+        return {"figures": {"best": Path("somewhere")}}
+
+    monkeypatch.setattr(ClassyTrainee, "state_dict", with_a_path)
+    (problem,) = problems_of(small_config())
+    assert problem.startswith(
+        f"{CONFIG}: the training's state could not be read back from a checkpoint: Unpick"
+    )
+    assert "pathlib" in problem
 
 
 @pytest.mark.case("V02", "F14")

@@ -106,7 +106,7 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: b
         case AwsPool():
             from tasks.providers.aws.provider import AwsProvider
 
-            return AwsProvider(pool=pool, inventory=inventory_of(pool), runs=runs)
+            return AwsProvider(pool=pool, inventory=inventory_of(pool), runs=runs, drives=drives)
 
 
 def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:

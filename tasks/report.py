@@ -27,7 +27,7 @@ from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.membership import Closed, Outcome
 from elastic_core.model.progress import HistoryEntry
 from tasks.pictures import draw_all
-from tasks.runs import RunDirectory
+from tasks.runs import RunDirectory, read_costs
 from tasks.watch import Observation
 
 _PACKAGES: Final = (
@@ -52,7 +52,10 @@ def collect(
     """
     record = gather(directory, closed, seen, now=now)
     enclosures = Enclosures(
-        logs=_logs(directory.path), resumable_with=resumable_with, versions=_versions(_PACKAGES)
+        logs=_logs(directory.path),
+        resumable_with=resumable_with,
+        versions=_versions(_PACKAGES),
+        costs=read_costs(directory.path),
     )
     report = build_report(record, enclosures)
     return report.model_copy(update={"pictures": draw_all(report, record.lines, directory.path)})
@@ -217,6 +220,9 @@ def render(report: RunReport, console: Console) -> None:
         say(
             f"  the last checkpoint was not written ({times} so far): {report.checkpoint_trouble}", "bold red"
         )
+    if report.cost_usd is not None:
+        count = len(report.costs)
+        say(f"  cost: ${report.cost_usd:.2f} for {count} {'machine' if count == 1 else 'machines'}")
     console.print(_ledger_table(report))
     if report.whole is not None and len(report.whole.attempts) > 1:
         console.print(_whole_table(report.whole))

@@ -3,6 +3,7 @@
 <runs>/<run>/job.json      the job as it was started
 <runs>/<run>/attempt       how often it was launched; first part of the fence token
 <runs>/<run>/driven        touched by the flow that drives it: when one did last
+<runs>/<run>/costs.jsonl   what billed machines cost, a line a launch and a line an end
 <runs>/<run>/report.json   how it ended; without it, or without success, the run is unfinished
 <runs>/<run>/attempts/     reports and marks of the attempts before the newest
 <runs>/.jobs/<job>.lock    held by the flow that drives the job, with the run's id in it
@@ -22,12 +23,15 @@ from pathlib import Path
 from typing import IO, Final
 
 from elastic_core.errors import ElasticError, RefusedInput
+from elastic_core.events.costs import MachineCost, fold_costs
+from elastic_core.events.lines import parse_lines
 from elastic_core.events.record import RunMarks
 from elastic_core.ids import RunId, check_name
 from elastic_core.model.job import ClassyTraining, JobSpec
 from elastic_core.model.membership import Outcome
 
 RUNS: Final = Path("runs")
+COSTS_FILE: Final = "costs.jsonl"
 _STAMP_LENGTH = len("-20260131-235959-99")
 
 
@@ -293,3 +297,11 @@ def _write(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.replace(path)
+
+
+def read_costs(directory: Path) -> tuple[MachineCost, ...]:
+    """Return the machines that a run's directory tells of."""
+    try:
+        return fold_costs(parse_lines((directory / COSTS_FILE).read_text().splitlines()))
+    except FileNotFoundError:
+        return ()

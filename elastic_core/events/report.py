@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from elastic_core.events.attempts import fold_attempts
 from elastic_core.events.audit import SampleAudit
+from elastic_core.events.costs import MachineCost, total_usd
 from elastic_core.events.ledger import Change, Ledger, Spent, fold_ledger
 from elastic_core.events.metrics import surviving
 from elastic_core.events.record import AttemptSpan, RunRecord
@@ -120,6 +121,19 @@ class WholeRun(_Part):
     )
 
 
+class CostRow(_Part):
+    """A machine and what it cost."""
+
+    model_config = ConfigDict(title="Cost")
+
+    machine: str
+    kind: str = Field(description="Its type.")
+    market: str = Field(description="spot or on-demand.")
+    usd_per_hour: float = Field(description="The price when it was launched.")
+    hours: float
+    usd: float
+
+
 class RunReport(_Part):
     """How an attempt of a run went."""
 
@@ -163,6 +177,10 @@ class RunReport(_Part):
     logs: dict[str, tuple[str, ...]] = Field(description="Log files by node, relative likewise.")
     resumable_with: str = Field(description="Command that goes on where it stopped; empty if complete.")
     versions: dict[str, str] = Field(description="Of what took part, by package.")
+    cost_usd: float | None = Field(
+        None, description="Of the nodes over all attempts; null where none is known."
+    )
+    costs: tuple[CostRow, ...] = Field((), description="What each node cost.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +189,31 @@ class Enclosures:
 
     Attributes:
         logs: Files by node.
+        costs: Machines that were billed.
     """
 
     pictures: Sequence[str] = ()
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     resumable_with: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    costs: Sequence[MachineCost] = ()
+
+
+def _costs(machines: Sequence[MachineCost], now: float) -> dict[str, Any]:
+    if not machines:
+        return {}
+    rows = tuple(
+        CostRow(
+            machine=machine.machine,
+            kind=machine.kind,
+            market=machine.market,
+            usd_per_hour=machine.usd_per_hour,
+            hours=round(machine.hours(now), 4),
+            usd=round(machine.usd(now), 4),
+        )
+        for machine in machines
+    )
+    return {"costs": rows, "cost_usd": round(total_usd(machines, now), 4)}
 
 
 def build_report(record: RunRecord, enclosures: Enclosures | None = None) -> RunReport:
@@ -216,6 +253,7 @@ def build_report(record: RunRecord, enclosures: Enclosures | None = None) -> Run
         logs={node: tuple(files) for node, files in enclosed.logs.items()},
         resumable_with="" if closed.outcome is Outcome.SUCCEEDED else enclosed.resumable_with,
         versions=dict(enclosed.versions),
+        **_costs(enclosed.costs, record.marks.ended_at),
     )
 
 

@@ -199,7 +199,12 @@ class AwsPool(_Model):
     )
     shm_gib: float = Field(8.0, ge=0.0625, description="Shared memory of the agent's container in GiB.")
     max_hours: float = Field(24.0, gt=0, le=24 * 30, description="A node ends itself after so long.")
-    budget_usd: float = Field(0.0, ge=0, description="Refuse launches beyond this projected spend; 0: none.")
+    budget_usd: float = Field(
+        0.0, ge=0, description="Refuse launches if all nodes, run to max_hours, would cost more; 0: no limit."
+    )
+    on_demand_usd: dict[str, float] = Field(
+        {}, description="Dollars an hour on demand by instance type; spot prices are looked up."
+    )
     endpoint_url: str = Field("", description="Address of the emulator; empty: AWS itself.")
 
 

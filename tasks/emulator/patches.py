@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from moto.core.responses import ActionResult
@@ -18,10 +19,12 @@ from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersi
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses.fleets import Fleets
 from moto.ec2.responses.launch_templates import LaunchTemplates
+from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import convert_tag_spec, random_fleet_id
 from moto.efs.responses import EFSResponse
 
 from tasks.emulator.market import SpotMarket
+from tasks.providers.aws.fleet import Pool
 
 _applied = threading.Lock()
 
@@ -43,6 +46,7 @@ def apply(market: SpotMarket, changed: Callable[[Instance], None]) -> None:
     interfaces_end_with_their_instance()
     file_system_policies_can_be_deleted()
     rules_between_groups_have_descriptions()
+    spot_prices_are_the_markets(market)
 
 
 def _replace(owner: type, name: str, function: object) -> None:
@@ -330,3 +334,29 @@ def rules_between_groups_have_descriptions() -> None:
         return told
 
     _replace(SecurityGroupRule, "description", property(description))
+
+
+def spot_prices_are_the_markets(market: SpotMarket) -> None:
+    """DescribeSpotPriceHistory tells what a pool costs now.
+
+    docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html; moto says 0.00001
+    dollars for every pool, at a time in 2006.
+    """
+
+    def price(pool: Pool) -> dict[str, str]:
+        return {
+            "InstanceType": pool.instance_type,
+            "ProductDescription": "Linux/UNIX",
+            "SpotPrice": f"{market.price_of(pool):.6f}",
+            "AvailabilityZone": pool.zone,
+            "Timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+
+    def history(self: SpotInstances) -> ActionResult:
+        offers = self.ec2_backend.describe_spot_price_history(
+            self._get_param("InstanceTypes", []), self._filters_from_querystring()
+        )
+        told = [price(Pool(offer["InstanceType"], offer["Location"], "spot")) for offer in offers]
+        return ActionResult({"SpotPriceHistory": told})
+
+    _replace(SpotInstances, "describe_spot_price_history", history)

@@ -17,7 +17,7 @@ def check_pool(pool: AwsPool, job: JobSpec) -> None:
         RefusedInput: All mistakes, one line each.
     """
     base = base_of(pool)
-    problems = [*_mount_problems(pool, base), *_path_problems(pool, job)]
+    problems = [*_mount_problems(pool, base), *_path_problems(pool, job), *_price_problems(pool)]
     if problems:
         raise RefusedInput(problems)
 
@@ -59,4 +59,14 @@ def _path_problems(pool: AwsPool, job: JobSpec) -> list[str]:
         f"put it below {pool.mount}"
         for field, path in paths.items()
         if path and not Path(path).absolute().is_relative_to(pool.mount)
+    ]
+
+
+def _price_problems(pool: AwsPool) -> list[str]:
+    if not pool.budget_usd or pool.market == "spot":
+        return []
+    unknown = [kind for kind in pool.instance_types if kind not in pool.on_demand_usd]
+    return [
+        f"pool.on_demand_usd: has no price of {kind!r}, and a budget needs one: add it, in dollars an hour"
+        for kind in unknown
     ]

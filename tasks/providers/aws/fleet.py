@@ -102,13 +102,13 @@ class FleetAnswer:
     """What came of a fleet.
 
     Attributes:
-        instances: Ids of what was launched.
+        instances: Type of what was launched, by id.
         exhausted: Pools that had no capacity.
         error: The first error that is not about capacity, as the exception to raise.
         reasons: Every error in AWS's words, each once.
     """
 
-    instances: tuple[str, ...]
+    instances: Mapping[str, str]
     exhausted: tuple[Pool, ...]
     error: ProviderError | None
     reasons: tuple[str, ...]
@@ -122,9 +122,11 @@ def client_token(token: str, arguments: Mapping[str, Any]) -> str:
 
 def read_answer(order: FleetOrder, response: Mapping[str, Any]) -> FleetAnswer:
     """Sort a fleet's answer into instances, pools to avoid, and the error to raise."""
-    instances = [
-        instance for group in response.get("Instances", ()) for instance in group.get("InstanceIds", ())
-    ]
+    instances = {
+        instance: str(group.get("InstanceType", ""))
+        for group in response.get("Instances", ())
+        for instance in group.get("InstanceIds", ())
+    }
     exhausted: list[Pool] = []
     reasons: list[str] = []
     error: ProviderError | None = None
@@ -140,7 +142,7 @@ def read_answer(order: FleetOrder, response: Mapping[str, Any]) -> FleetAnswer:
         elif error is None:
             error = named(code, message, "CreateFleet")
     return FleetAnswer(
-        instances=tuple(instances),
+        instances=instances,
         exhausted=tuple(dict.fromkeys(exhausted)),
         error=error,
         reasons=tuple(dict.fromkeys(reasons)),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +32,30 @@ from tasks.providers.aws.boot import NodeBoot
 from tasks.providers.aws.faults import naming
 from tasks.providers.aws.fleet import FleetOrder, Market, Pool, PoolMemory, read_answer
 from tasks.providers.aws.inventory import Described, Inventory, Role
+from tasks.providers.aws.spending import Spending
 
-WARNING: Final = "EC2 Spot Instance Interruption Warning"
+NOTICES: Final[Mapping[str, str]] = {
+    "EC2 Spot Instance Interruption Warning": "spot interruption",
+    "EC2 Instance Rebalance Recommendation": "rebalance recommendation",
+}
+"""What the queue tells, and why a node leaves then; its agent hears the same from the machine itself."""
+
 NOTICE_S: Final = 120.0
 """Seconds between a spot notice and the instance's end."""
 
 SEEN_WITHIN_S: Final = 90.0
 """An instance from a launch's answer may be missing from DescribeInstances for so long."""
+
+
+LOOK_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was seen of a run's nodes, and until when that is good enough."""
+
+    nodes: tuple[Instance, ...]
+    until: float
 
 
 @dataclass(slots=True)
@@ -48,15 +66,23 @@ class AwsProvider:
         pool: Types, market, zones and limits.
         inventory: Where instances are found.
         runs: Directory of all runs' directories, on the cluster's file system.
-        approve: Called before each order with (count, types, zone, market); raises to refuse it (budget).
+        drives: Whether the caller drives the run: it alone takes notices from the queue.
     """
 
     pool: AwsPool
     inventory: Inventory
     runs: Path
-    approve: Callable[[int, Sequence[str], str, Market], None] = lambda *_: None
+    drives: bool = False
     _memory: PoolMemory = field(default_factory=PoolMemory)
     _launched: dict[RunId, dict[str, Described]] = field(default_factory=dict)
+    _leaving: dict[str, InterruptionNotice] = field(default_factory=dict)
+    _looks: dict[RunId, _Look] = field(default_factory=dict)
+
+    @property
+    def spending(self) -> Spending:
+        """What runs have spent, and may."""
+        ec2, clock = self.inventory.clients.ec2, self.inventory.clock
+        return Spending(pool=self.pool, ec2=ec2, runs=self.runs, clock=clock)
 
     @property
     def _base(self) -> Base:
@@ -71,6 +97,7 @@ class AwsProvider:
             InsufficientCapacity: Not a single node could be had anywhere.
             QuotaExceeded: The account's limit is reached; no other zone is tried.
         """
+        self._looks.pop(request.run, None)
         known = self._known(request.run)
         mine = [item for item in known if item.token == request.token]
         wanted = request.count - len(mine)
@@ -116,9 +143,9 @@ class AwsProvider:
         )
         if not types:
             return [], (f"{market} in {zone}: all types were without capacity lately",)
-        self.approve(count, types, zone, market)
+        prices = self.spending.prices(types, zone, market)
         order = FleetOrder(
-            count=count,
+            count=self.spending.allow(request.run, count, prices),
             market=market,
             zone=zone,
             subnet=self._base.subnets[zone],
@@ -134,15 +161,17 @@ class AwsProvider:
             self._memory.block(pool, now)
         if answer.error is not None and not answer.instances:
             raise answer.error
+        self.spending.note_launch(request.run, answer.instances, market, prices)
         got = [
             Described(
                 instance=Instance(name=name, state=InstanceState.PENDING, log=self._base.log_group),
                 token=request.token,
                 at=now,
                 zone=zone,
+                kind=kind,
                 spot=market == "spot",
             )
-            for name in answer.instances
+            for name, kind in answer.instances.items()
         ]
         self._launched.setdefault(request.run, {}).update({item.instance.name: item for item in got})
         return got, answer.reasons
@@ -186,8 +215,28 @@ class AwsProvider:
     # ---- looking -------------------------------------------------------------------------------
 
     def list_nodes(self, run: RunId) -> Sequence[Instance]:
-        """Return a run's instances; ended ones for about an hour, as long as EC2 shows them."""
-        return [item.instance for item in self._known(run)]
+        """Return a run's instances; ended ones for about an hour, as long as EC2 shows them.
+
+        One that EC2 will take away is on its way out, so that another is launched at once: it boots
+        while the old one trains on. Looked up every five seconds at most, or at once after a change of ours.
+        """
+        look = self._looks.get(run)
+        if look is not None and self.inventory.clock() < look.until:
+            return look.nodes
+        if self.drives:
+            self.interruptions(run)
+        nodes = tuple(self._with_notice(item.instance) for item in self._known(run))
+        if self.drives:
+            self.spending.note_ends(run, [node.name for node in nodes if node.state is InstanceState.ENDED])
+        pause = LOOK_S * random.uniform(1.0, 1.2)  # flows that began together do not ask together
+        self._looks[run] = _Look(nodes, self.inventory.clock() + pause)
+        return nodes
+
+    def _with_notice(self, instance: Instance) -> Instance:
+        notice = self._leaving.get(instance.name)
+        if notice is None or instance.state is InstanceState.ENDED:
+            return instance
+        return replace(instance, state=InstanceState.STOPPING, detail=notice.reason)
 
     def _known(self, run: RunId) -> list[Described]:
         seen = {item.instance.name: item for item in self.inventory.described(run, "node")}
@@ -212,10 +261,10 @@ class AwsProvider:
             name = event.get("detail", {}).get("instance-id", "")
             if name not in mine:
                 continue  # another run's: it comes back for its owner when the visibility ends
-            if event.get("detail-type") == WARNING:
-                notices.append(self._notice(event, name))
-                for kind in self.pool.instance_types:
-                    self._memory.block(Pool(kind, mine[name].zone, "spot"), self.inventory.clock())
+            if reason := NOTICES.get(event.get("detail-type", "")):
+                self._leaving[name] = self._notice(event, name, reason)
+                notices.append(self._leaving[name])
+                self._memory.block(Pool(mine[name].kind, mine[name].zone, "spot"), self.inventory.clock())
             with naming("DeleteMessage"):
                 self.inventory.clients.sqs.delete_message(
                     QueueUrl=self._base.interruption_queue, ReceiptHandle=message["ReceiptHandle"]
@@ -223,14 +272,15 @@ class AwsProvider:
         return notices
 
     @staticmethod
-    def _notice(event: Mapping[str, Any], name: str) -> InterruptionNotice:
+    def _notice(event: Mapping[str, Any], name: str, reason: str) -> InterruptionNotice:
         told = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00")).timestamp()
-        return InterruptionNotice(instance=name, deadline=told + NOTICE_S, reason="spot interruption")
+        return InterruptionNotice(instance=name, deadline=told + NOTICE_S, reason=reason)
 
     # ---- ending --------------------------------------------------------------------------------
 
     def terminate(self, run: RunId, names: Collection[str]) -> None:
         """Terminate instances of this run; others and unknown ones are left alone."""
+        self._looks.pop(run, None)
         mine = [item.instance.name for item in self._known(run) if item.instance.name in names]
         self.inventory.terminate(mine)
 
@@ -242,6 +292,7 @@ class AwsProvider:
         Raises:
             ProviderError: The first failure; the message says what is left.
         """
+        self._looks.pop(run, None)
         problems: list[ProviderError] = []
         roles: tuple[Role, ...] = ("node", "etcd")
         for role in roles:
@@ -256,6 +307,7 @@ class AwsProvider:
         self._launched.pop(run, None)
         if problems:
             raise problems[0]
+        self.spending.note_ends(run, [machine.machine for machine in self.spending.machines(run)])
 
     def _delete_versions(self, run: RunId) -> None:
         versions = [

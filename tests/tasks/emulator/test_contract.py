@@ -163,6 +163,14 @@ def test_a_rule_between_groups_keeps_its_description(account: Account) -> None:
     assert "NFS" in [rule.get("Description") for rule in rules["SecurityGroupRules"]]
 
 
+def test_the_price_history_tells_what_a_pool_costs_now(account: Account) -> None:
+    account.cloud.market.price[Pool("m5.large", "us-west-2b", "spot")] = 0.0375
+    told = account.client("ec2").describe_spot_price_history(
+        InstanceTypes=["m5.large"], Filters=[{"Name": "availability-zone", "Values": ["us-west-2b"]}]
+    )["SpotPriceHistory"]
+    assert [(price["InstanceType"], float(price["SpotPrice"])) for price in told] == [("m5.large", 0.0375)]
+
+
 def test_a_fault_fires_where_it_is_armed_and_is_counted(account: Account) -> None:
     fault = Fault(action="DescribeVpcs", code="UnauthorizedOperation", skip=1)
     account.cloud.door.inject(fault)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,15 @@ RUN = RunId("digits-1")
 TYPES = ("m5.large", "c5.large")
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def provider(account: Account, **changes: Any) -> AwsProvider:
     pool = account.pool(**{"instance_types": TYPES, **changes})
     inventory = Inventory(base=account.base, clients=AwsClients.of(pool), wait=lambda _: None)
-    return AwsProvider(pool=pool, inventory=inventory, runs=Path("/mnt/elastic/runs"))
+    return AwsProvider(pool=pool, inventory=inventory, runs=Path("runs"))
 
 
 def wanted(count: int = 1, token: str = "start", run: RunId = RUN) -> LaunchRequest:
@@ -158,7 +164,7 @@ def test_throttling_is_waited_out(account: Account) -> None:
     account.cloud.door.inject(
         Fault(action="DescribeInstances", code="RequestLimitExceeded", message="slow", status=503, times=5)
     )
-    assert provider(account).list_nodes(RUN) == []
+    assert list(provider(account).list_nodes(RUN)) == []
     assert len(account.cloud.door.fired) == 5
 
 
@@ -203,10 +209,10 @@ def test_a_node_that_is_not_described_yet_is_not_launched_twice(account: Account
     assert [node.name for node in subject.launch(wanted()).launched] == [made.launched[0].name]
 
 
-def send(account: Account, name: str) -> None:
+def send(account: Account, name: str, kind: str = "EC2 Spot Instance Interruption Warning") -> None:
     event = {
         "source": "aws.ec2",
-        "detail-type": "EC2 Spot Instance Interruption Warning",
+        "detail-type": kind,
         "time": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         "detail": {"instance-id": name, "instance-action": "terminate"},
     }
@@ -223,8 +229,42 @@ def test_a_notice_is_told_once_and_its_pool_is_avoided(account: Account) -> None
     assert notice.instance == name
     assert 100 < notice.deadline - datetime.now(UTC).timestamp() <= 120
     assert subject.interruptions(RUN) == []
-    with pytest.raises(InsufficientCapacity, match="without capacity lately"):
-        subject.launch(wanted(1, "replace"))
+    replacement = subject.launch(wanted(1, "replace")).launched[0].name
+    assert account.cloud.instance(name).instance_type == "m5.large"
+    assert account.cloud.instance(replacement).instance_type == "c5.large"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("EC2 Spot Instance Interruption Warning", "spot interruption"),
+        ("EC2 Instance Rebalance Recommendation", "rebalance recommendation"),
+    ],
+)
+def test_a_node_with_a_notice_is_on_its_way_out_for_the_flow_that_drives_the_run(
+    account: Account, kind: str, reason: str
+) -> None:
+    watcher, driver = provider(account), replace(provider(account), drives=True)
+    name = driver.launch(wanted()).launched[0].name
+    send(account, name, kind)
+    assert [node.state for node in watcher.list_nodes(RUN)] == [InstanceState.RUNNING]
+    assert [(node.state, node.detail) for node in driver.list_nodes(RUN)] == [
+        (InstanceState.STOPPING, reason)
+    ]
+    account.cloud.ended(name)
+
+
+@pytest.mark.case("A21")
+def test_nodes_are_not_asked_for_more_often_than_every_five_seconds(account: Account) -> None:
+    now = [1_800_000_000.0]
+    subject = provider(account)
+    subject.inventory.clock = lambda: now[0]
+    for _ in range(60):
+        subject.list_nodes(RUN)
+        now[0] += 1.0
+    assert 10 <= account.cloud.door.calls["DescribeInstances"] <= 12
+    launched = subject.launch(wanted()).launched[0].name
+    assert [node.name for node in subject.list_nodes(RUN)] == [launched]  # a change of ours is seen at once
 
 
 def test_a_notice_for_another_run_is_left_for_it(account: Account) -> None:
@@ -235,6 +275,27 @@ def test_a_notice_for_another_run_is_left_for_it(account: Account) -> None:
         QueueUrl=account.base.interruption_queue, AttributeNames=["ApproximateNumberOfMessagesNotVisible"]
     )
     assert attributes["Attributes"]["ApproximateNumberOfMessagesNotVisible"] == "1"
+
+
+def test_what_machines_cost_is_noted_at_the_prices_of_their_launch(account: Account) -> None:
+    account.cloud.market.price[Pool("c5.large", "us-west-2a", "spot")] = 0.04
+    subject = replace(provider(account), drives=True)
+    subject.launch(wanted(2))
+    account.cloud.market.price[Pool("c5.large", "us-west-2a", "spot")] = 0.08
+    assert [machine.usd_per_hour for machine in subject.spending.machines(RUN)] == [0.04, 0.04]
+    subject.teardown(RUN)
+    assert all(machine.ended_at is not None for machine in subject.spending.machines(RUN))
+
+
+def test_a_launch_beyond_the_budget_is_made_smaller_or_refused(account: Account) -> None:
+    subject = provider(account, budget_usd=1.0, max_hours=1.0)  # 0.35 $ a node and hour
+    made = subject.launch(wanted(3))
+    assert (len(made.launched), made.shortfall) == (2, 1)
+    with pytest.raises(
+        QuotaExceeded, match=r"pool.budget_usd: another machine at \$0.350.*from \$0.70 beyond"
+    ):
+        provider(account, budget_usd=1.0, max_hours=1.0).launch(wanted(1, "more"))
+    assert len(account.living()) == 2
 
 
 @pytest.mark.case("A19")

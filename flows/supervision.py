@@ -17,9 +17,11 @@ from typing import Final, Protocol, Self
 from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
 from elastic_core.errors import (
     ElasticError,
+    InvalidRequest,
     LeaseLost,
     ProviderError,
     ProviderUnavailable,
+    QuotaExceeded,
     RefusedInput,
 )
 from elastic_core.exits import ExitCode
@@ -219,6 +221,9 @@ class Supervision:
                     self._say_once(f"no answer from the provider: {error}")
                     return
                 except ProviderError as error:
+                    # What can never succeed is the run's end where nothing trains; else training goes on.
+                    if isinstance(error, InvalidRequest | QuotaExceeded) and not self._alive():
+                        raise
                     self._say_once(f"the provider refused: {error}")
                     result = LaunchResult(launched=(), shortfall=record.count, reason=str(error))
                 self._log = self._log.answered(record.token, result)

@@ -87,8 +87,12 @@ class Cloud:
 
     def instances(self) -> Iterator[Instance]:
         """Yield every instance of every region."""
-        for backend in list(ec2_backends[ACCOUNT].values()):
+        for backend in self.backends():
             yield from backend.all_instances()
+
+    def backends(self) -> list[Any]:
+        """Return moto's EC2 of every region in use."""
+        return list(ec2_backends[ACCOUNT].values())
 
     def instance(self, name: str) -> Instance:
         """Return one instance."""

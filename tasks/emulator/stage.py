@@ -50,6 +50,7 @@ class Stage:
         for incident in incidents:
             names = self._calm_machines(began)
             if not names:
+                self.say(f"training was over before {incident} could happen: let it train longer")
                 return
             victim = names[0]
             if incident == "spot":

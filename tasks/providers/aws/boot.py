@@ -192,7 +192,7 @@ for attempt in $(seq 300); do
 done
 # etcd's data are safe at any moment: one that died is started again with them.
 while true; do
-    docker run --rm --name elastic-etcd --init --net=host --read-only --tmpfs /tmp \\
+    docker run --rm --name elastic-etcd --init --net=host --read-only --tmpfs /tmp --no-healthcheck \\
         --cap-drop=ALL --security-opt=no-new-privileges --user 1000:1000 --entrypoint=etcd -v {mount} \\
         {image} {flags} --advertise-client-urls="https://$address:{port}"
     sleep 1

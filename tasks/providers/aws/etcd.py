@@ -27,6 +27,7 @@ from tasks.providers.aws.boot import EtcdBoot
 from tasks.providers.aws.faults import naming
 from tasks.providers.aws.fleet import client_token
 from tasks.providers.aws.inventory import Described, Inventory
+from tasks.providers.aws.storage import Storage
 from tasks.runs import RunDirectory
 
 BOOT_S: Final = 300.0
@@ -112,6 +113,7 @@ class EtcdInstance:
     def start(self, attempt: int) -> EtcdInstanceRecord:
         """Start an empty server for a new attempt; whatever ran for an earlier one is ended."""
         self.stop()
+        Storage(inventory=self.inventory, zones=self._zones()).make_ready()
         home = self.directory.path.absolute() / f"etcd-{attempt}"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self._launch(home, f"etcd-{attempt}-1", self._zones())

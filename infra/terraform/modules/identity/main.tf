@@ -136,6 +136,19 @@ data "aws_iam_policy_document" "controller" {
     resources = [aws_iam_role.node.arn]
   }
 
+  # Where a file system of yours lacks a mount target.
+  statement {
+    sid       = "AddMountTargets"
+    actions   = ["elasticfilesystem:CreateMountTarget"]
+    resources = [var.file_system_arn]
+  }
+
+  statement {
+    sid       = "AddTheirInterfaces"
+    actions   = ["ec2:CreateNetworkInterface", "ec2:DescribeNetworkInterfaces"]
+    resources = ["*"] # EFS makes them on the caller's behalf
+  }
+
   statement {
     sid       = "ReadNotices"
     actions   = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueUrl"]

@@ -24,7 +24,7 @@ from elastic_core.agent.settings import AgentSettings, Waits
 from elastic_core.errors import RefusedInput
 from elastic_core.ids import RunId, check_name
 from elastic_core.model.job_file import nearest
-from elastic_core.model.sizes import ALL_SIZES, AllowedSizes
+from elastic_core.model.sizes import ALL_SIZES, AllowedSizes, parse_sizes
 from elastic_core.store.endpoint import (
     PASSWORD_VARIABLE,
     USER_VARIABLE,
@@ -307,15 +307,11 @@ class _Reader:
 
     def _sizes(self, minimum: int, maximum: int) -> AllowedSizes:
         text = self._value("--node-sizes")
-        if not text:
-            return ALL_SIZES
-        match = re.fullmatch(r"x([1-9]\d{0,4})|([1-9]\d{0,4}(?:,[1-9]\d{0,4})*)", text)
-        if not match:
+        sizes = parse_sizes(text)
+        if sizes is None:
             self._refuse("--node-sizes", text, "write numbers with commas (2,4,8), or xN for multiples of N")
             return ALL_SIZES
-        listed = tuple(sorted({int(size) for size in match[2].split(",")})) if match[2] else ()
-        sizes = AllowedSizes(multiple_of=int(match[1] or 1), listed=listed)
-        if not minimum <= sizes.largest_within(maximum):
+        if not sizes.are_all and not minimum <= sizes.largest_within(maximum):
             self._refuse("--node-sizes", text, f"none lies between min ({minimum}) and max ({maximum})")
         return sizes
 

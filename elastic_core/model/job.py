@@ -29,6 +29,12 @@ class NodeBounds(_Model):
     min: int = Field(1, ge=1, le=10_000, description="Training waits below so many nodes.")
     max: int = Field(4, ge=1, le=10_000, description="Nodes beyond so many stand by.")
     target: int = Field(2, ge=1, le=10_000, description="Nodes to launch and keep.")
+    standby: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="Nodes beyond the target, set up to replace a lost one at once.",
+    )
     multiple_of: int = Field(1, ge=1, le=10_000, description="Train on multiples of so many nodes only.")
     sizes: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(
         (), description="Train on these numbers of nodes only; empty: on any within the bounds."

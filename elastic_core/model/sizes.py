@@ -6,6 +6,7 @@ trains on sizes that its owner chose; the nodes beyond such a size stand by.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
@@ -51,3 +52,14 @@ class AllowedSizes:
 
 
 ALL_SIZES: Final = AllowedSizes()
+
+
+def parse_sizes(text: str) -> AllowedSizes | None:
+    """Return what a command line says: "2,4,8" is a list, "x4" the multiples of 4, "" all; None: neither."""
+    if not text:
+        return ALL_SIZES
+    match = re.fullmatch(r"x([1-9]\d{0,4})|([1-9]\d{0,4}(?:,[1-9]\d{0,4})*)", text)
+    if not match:
+        return None
+    listed = tuple(sorted({int(size) for size in match[2].split(",")})) if match[2] else ()
+    return AllowedSizes(multiple_of=int(match[1] or 1), listed=listed)

@@ -56,5 +56,6 @@ def plan_cluster(job: JobSpec) -> ClusterPlan:
         nodes=job.nodes.target,
         min_nodes=job.nodes.min,
         max_nodes=job.nodes.max,
-        replacements_per_hour=max(LEAST_REPLACEMENTS, 3 * job.nodes.target),
+        spares=job.nodes.standby,
+        replacements_per_hour=max(LEAST_REPLACEMENTS, 3 * (job.nodes.target + job.nodes.standby)),
     )

@@ -253,6 +253,27 @@ def test_a_node_beyond_the_maximum_stands_by_and_is_promoted(run: StubRun) -> No
     assert {member.node_id[0] for member in entry.members} == {"b", "c"}
 
 
+@pytest.mark.case("R11")
+@pytest.mark.slow
+def test_a_standby_takes_a_lost_node_s_place_in_the_very_next_generation(run: StubRun) -> None:
+    run.request_target(2)
+    for name in "abc":
+        run.node(name, "1:4")
+    before = run.wait_members(2)
+    run.wait_for(lambda facts: facts.ready() == 3, "the standby is set up")
+    victim = before.members[1].node_id
+    (standby,) = set(run.facts().nodes) - {member.node_id for member in before.members}
+    run.agent_of(victim).kill()
+    entry = run.wait_entered(before.generation.number + 1, 10)
+    assert [member.node_id for member in entry.members] == [before.members[0].node_id, standby]
+    assert (entry.generation.cause, entry.generation.world_size) == (Cause.LOSS, 2)
+    resumed = run.wait_for(lambda facts: facts.resumed.get(entry.generation.number), "it trains on")
+    run.wait_step(resumed.step_resumed + 10)
+    since = range(before.generation.number, entry.generation.number + 1)
+    sizes = [run.facts().history[number].generation.world_size for number in since]
+    assert sizes == [2, 2], "it never fell short"
+
+
 @pytest.mark.slow
 def test_a_failed_worker_spends_a_restart_and_names_the_root_cause(run: StubRun) -> None:
     agents = [run.node("a", "2", "--max-restarts=1"), run.node("b", "2", "--max-restarts=1")]

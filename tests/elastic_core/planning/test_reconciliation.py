@@ -235,6 +235,17 @@ def test_spares_are_launched_beyond_the_nodes() -> None:
     assert launch.count == 3
 
 
+def test_a_job_s_standby_nodes_are_launched_with_it_and_refilled_when_one_was_promoted() -> None:
+    plan = plan_cluster(JobSpec(nodes=NodeBounds(min=1, target=2, max=2, standby=1)))
+    (launch,) = reconcile(plan, [], log=LaunchLog(owner="1"), members=(), now=0)
+    assert isinstance(launch, Launch)
+    assert launch.count == 3
+    observed = [instance("a"), instance("b"), ended("c")]  # c was a member, b has taken its place
+    (refill,) = reconcile(plan, observed, log=LaunchLog(owner="2"), members=("a", "b"), now=0)
+    assert isinstance(refill, Launch)
+    assert (refill.count, refill.record.lost) == (1, 1)
+
+
 def test_a_run_adopted_without_its_log_replaces_only_what_is_missing() -> None:
     (launch,) = act([instance("a"), ended("b")], LaunchLog(owner="2"))
     assert isinstance(launch, Launch)

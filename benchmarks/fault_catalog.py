@@ -29,6 +29,7 @@ class Strike:
         world: Nodes that are to train now.
         after: Only a generation after this one shows that the fault is over; 0: it may change none.
         over_at: When the fault itself is over and what follows from it has begun; 0: at once.
+        stays: Who is to train now, where the fault says it; empty: anybody.
         undo: Give back what was taken, once they do; returns how many nodes are to train then.
         patience_s: Time beyond the limit of every fault that this one itself takes.
     """
@@ -37,6 +38,7 @@ class Strike:
     world: int
     after: int = 0
     over_at: float = 0.0
+    stays: tuple[str, ...] = ()
     undo: Callable[[], int] | None = None
     patience_s: float = 0.0
 
@@ -181,15 +183,15 @@ def cut_off(stage: Stage, rng: random.Random) -> Strike:
 def _cut(stage: Stage, rng: random.Random, *, peers: bool, store: bool) -> Strike:
     members = stage.members()
     name = rng.choice(members)
-    others = [other for other in members if other != name] if peers else []
+    others = [other for other in members if other != name]
     number, at = stage.generation(), time.time()
-    stage.network.cut(name, others, store=store)
+    stage.network.cut(name, others if peers else [], store=store)
 
     def heal() -> int:
         stage.network.heal()
         return NODES
 
-    return Strike(at=at, after=number, world=NODES - 1, undo=heal)
+    return Strike(at=at, after=number, world=NODES - 1, stays=tuple(others), undo=heal)
 
 
 # ---- the store -------------------------------------------------------------------------------

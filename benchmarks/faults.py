@@ -158,6 +158,8 @@ def _measure(stage: Stage, strike: Strike, outcomes: Outcomes) -> None:
     first = next(each for each in steps if each.generation == step.generation)
     outcomes.wholes.append(max(0.0, first.at - strike.at))
     outcomes.pauses.append(pause)
+    if strike.stays and set(stage.members()) != set(strike.stays):
+        outcomes.problems.append(f"{' '.join(stage.members())} train, not {' '.join(strike.stays)}")
     if pause > HANG_S:
         outcomes.problems.append(f"stood still for {pause:.1f} s")
 

@@ -36,6 +36,7 @@ TTL_S = 2.0
 LEAST, MOST = 1, 5
 
 _POLL_S = 0.01
+_LAST_LINES = 12
 
 
 class Hung(Exception):
@@ -195,11 +196,15 @@ class Stage:
             raise Hung(str(error)) from None
 
     def story(self) -> str:
-        """Return the ends of all nodes' logs."""
+        """Return the ends of what all nodes and their workers wrote."""
+        logs = {agent.name: agent.log for agent in self.run.agents.values()}
+        logs |= {
+            f"{path.parent.name} worker": path for path in (self._shared / "logs").glob("*/worker-0.log")
+        }
         return "\n".join(
-            f"---- {agent.name}: {line}"
-            for agent in self.run.agents.values()
-            for line in agent.last_lines(15)
+            f"---- {name}: {line}"
+            for name, log in sorted(logs.items())
+            for line in log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         )
 
     def left_behind(self) -> list[str]:

@@ -67,7 +67,7 @@ from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.metadata import NoticeWatch
 from elastic_core.agent.notices import Notice
 from elastic_core.agent.outbox import Outbox
-from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion
+from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion, is_reached_by
 from elastic_core.agent.pulse_watch import PulseWatch
 from elastic_core.agent.settings import AgentSettings
 from elastic_core.agent.worker_group import (
@@ -96,6 +96,7 @@ _LOG = structlog.get_logger()
 _FLUSH_S: Final = 2.0
 _LOG_LINES: Final = 20
 _MAX_LOG: Final = 4_000
+_ASKED: Final = 8
 _IN_RING: Final = (NodePhase.READY, NodePhase.DRAINING)
 
 
@@ -143,9 +144,13 @@ class AgentDriver:
             clock=clock,
         )
         self._port = PortReservation()
-        self._probes = ProbeServer()
+        self._probes = ProbeServer(clock)
         self._ring = RingWatch(
-            look_up=self._look_up, suspected=self._suspect, limit=settings.waits.suspect, clock=clock
+            look_up=self._look_up,
+            suspected=self._suspect,
+            limit=settings.waits.suspect,
+            clock=clock,
+            asked_at=lambda: self._probes.asked_at,
         )
         self._outbox = Outbox(
             store, self._keys, ttl_s=settings.waits.lease_ttl, tell=self._inbox.put, clock=clock
@@ -300,7 +305,7 @@ class AgentDriver:
                     self._node_id = make_node_id(self._settings.name, _incarnation())
                 record = self._record(status)
                 leave_record(self._directory, record)
-                self._outbox.register(record)
+                self._outbox.register(record, self._is_reached if renew else lambda: True)
             case WriteStatus(status=status):
                 self._outbox.write(self._record(status))
             case ReportFailure(failure=failure, status=status):
@@ -360,7 +365,8 @@ class AgentDriver:
         if assignment.group_rank == 0:
             released, self._port = self._port, PortReservation()
             released.release()
-        self._ring.follow(assignment.successor)
+        size = part.generation.group_world_size
+        self._ring.follow(assignment.successor, rank=assignment.group_rank, size=size)
 
     def _environment(self, local_rank: int, part: GenerationPublished | None) -> Mapping[str, str]:
         return worker_environment(self._workers, self._node_id, local_rank, part)
@@ -373,6 +379,14 @@ class AgentDriver:
         except StoreUnavailable:
             return None
         return decode(NodeRecord, entry.value) if entry else None
+
+    def _is_reached(self) -> bool:
+        """Whether another node answers: one that none of them reaches would break every group it joins."""
+        entries = self._store.read_prefix(self._keys.nodes).entries
+        records = [decode(NodeRecord, entry.value) for entry in entries]
+        others = [record for record in records if record.phase in _IN_RING]
+        asked = random.sample(others, min(len(others), _ASKED))
+        return is_reached_by(asked, timeout_s=self._settings.waits.probe)
 
     def _suspect(self, suspicion: Suspicion) -> None:
         _LOG.warning("fencing the neighbour", neighbour=suspicion.node_id, reason=suspicion.reason)

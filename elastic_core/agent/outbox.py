@@ -36,6 +36,7 @@ PROGRESS_S: Final = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Registration:
     record: NodeRecord
+    when: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Outbox:
         self._progress: _Value | None = None
         self._progress_at = -PROGRESS_S
         self._heard_at = clock.monotonic()
+        self._waiting: _Registration | None = None
         self._is_writing = False
         self._closing = False
         self._standing: Standing | None = None
@@ -101,9 +103,9 @@ class Outbox:
             lease = self._lease
             return max(self._heard_at, lease.last_renewed if lease else self._heard_at)
 
-    def register(self, record: NodeRecord) -> None:
-        """Register under the record's node id; `Registered` is told when it stands."""
-        self._add(_Registration(record=record))
+    def register(self, record: NodeRecord, when: Callable[[], bool] = lambda: True) -> None:
+        """Register under the record's node id as soon as `when` says so; `Registered` is told then."""
+        self._add(_Registration(record=record, when=when))
 
     def write(self, record: NodeRecord, failure: Failure | None = None) -> None:
         """Write the record, and a failure in the same transaction."""
@@ -201,8 +203,11 @@ class Outbox:
 
     def _perform(self, item: _Item) -> None:
         match item:
-            case _Registration(record=record):
-                self._register(record)
+            case _Registration(record=record, when=when):
+                if when():
+                    self._register(record)
+                else:
+                    self._wait_with(item)
             case _Write(record=record, failure=failure):
                 standing = self._standing_of(record.node_id)
                 if standing is None:
@@ -219,6 +224,15 @@ class Outbox:
                 standing = self._standing_of(node_id)
                 if standing is not None:
                     self._transact(standing, [Put(key, value)])
+
+    def _wait_with(self, item: _Registration) -> None:
+        if self._waiting is not item:
+            _LOG.warning("no other node answers this one over UDP: it stays away until one does")
+        self._waiting = item
+        with self._changed:
+            if not any(isinstance(later, _Registration) for later in self._items):
+                self._items.appendleft(item)
+            self._changed.wait_for(lambda: self._closing, _RETRY_S)
 
     def _register(self, record: NodeRecord) -> None:
         self._drop_lease(revoke=True)

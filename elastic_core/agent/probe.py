@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import math
 import os
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elastic_core.clock import Clock
+from elastic_core.clock import Clock, SystemClock
 from elastic_core.ids import LeaseId, NodeId
 from elastic_core.model.node import NodeRecord
 
@@ -27,9 +28,11 @@ _ASK: Final = b"ETq1"
 _ANSWER: Final = b"ETa1"
 _MAX_PACKET: Final = 512
 _REFUSALS: Final = 2
+_TWO: Final = 2
 _HURRY: Final = 10
 """Pings in a row that are sent faster than usual when something broke."""
 _FASTER: Final = 5
+_ATTEMPTS: Final = 3
 _LOOK_UP_INTERVALS: Final = 5
 """Between two looks for the record of a neighbour that has none now."""
 
@@ -48,10 +51,17 @@ def unpack(packet: bytes, kind: bytes) -> tuple[bytes, str] | None:
 
 
 class ProbeServer:
-    """Answers probes that carry this node's token, from a thread of its own."""
+    """Answers probes that carry this node's token, from a thread of its own.
 
-    def __init__(self) -> None:
+    Attributes:
+        token: What a question must carry.
+        asked_at: Monotonic time at which a peer asked last.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.token = os.urandom(12).hex()
+        self.asked_at = self._clock.monotonic()
         self._closing = False
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
@@ -81,6 +91,7 @@ class ProbeServer:
                 return
             asked = unpack(packet, _ASK)
             if asked is not None and hmac.compare_digest(asked[1].encode(), self.token.encode()):
+                self.asked_at = self._clock.monotonic()
                 with contextlib.suppress(OSError):
                     self._socket.sendto(pack(_ANSWER, asked[0], self.token), sender)
 
@@ -141,6 +152,20 @@ class Prober:
                 self._heard(record.node_id)
 
 
+def is_reached_by(records: Sequence[NodeRecord], *, timeout_s: float) -> bool:
+    """Return whether one of these nodes answers, or there is none."""
+    answered = threading.Event()
+    prober = Prober(lambda _: answered.set())
+    try:
+        for _ in range(_ATTEMPTS):
+            prober.ask(records)
+            if not records or answered.wait(timeout_s / _ATTEMPTS):
+                return True
+        return False
+    finally:
+        prober.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
     """A neighbour gives no sign of life: it should be fenced."""
@@ -169,13 +194,21 @@ class SilenceMeter:
     def sent(self, now: float) -> None:
         """A ping was sent."""
         if now - self._looked_at > max(3 * self._interval, self._limit / 2):
-            self._heard_at, self._unanswered = now, 0
+            self.pardon(now)
         self._looked_at = now
         self._unanswered += 1
 
     def heard(self, now: float) -> None:
         """An answer came."""
         self._heard_at, self._unanswered, self._refused = now, 0, 0
+
+    def silence(self, now: float) -> float:
+        """Return for how long nothing came, while this process ran on time."""
+        return now - self._heard_at
+
+    def pardon(self, now: float) -> None:
+        """Give the neighbour its whole time again: its answers could not have come."""
+        self._heard_at, self._unanswered = now, 0
 
     @property
     def is_refused(self) -> bool:
@@ -190,14 +223,19 @@ class SilenceMeter:
         """Return why the neighbour should be fenced, or "" while it should not."""
         if self._refused >= _REFUSALS:
             return "its agent is dead"
-        silence = now - self._heard_at
+        silence = self.silence(now)
         if silence > self._limit and self._unanswered >= max(3, self._limit / self._interval / 2):
             return f"silent for {silence:.1f} s"
         return ""
 
 
 class RingWatch:
-    """Pings one neighbour several times a second from a thread of its own, and tells when it is silent."""
+    """Pings one neighbour several times a second from a thread of its own, and tells when it is silent.
+
+    Silence has two ends. A node that its own other neighbour does not ask either is the one that is
+    cut off: it accuses nobody, and the leases tell who is dead. Between two nodes there is no third to
+    ask: rank 0 accuses first, and the other only when it was itself left alone for as long again.
+    """
 
     def __init__(
         self,
@@ -206,6 +244,7 @@ class RingWatch:
         suspected: Callable[[Suspicion], None],
         limit: float,
         clock: Clock,
+        asked_at: Callable[[], float] = lambda: math.inf,
         interval: float = 0.1,
     ) -> None:
         """Prepare.
@@ -215,6 +254,7 @@ class RingWatch:
             suspected: Called once, on the ring's thread, for a neighbour silent for longer than `limit`.
             limit: Seconds of silence.
             clock: For intervals.
+            asked_at: Returns when a peer asked this node last.
             interval: Seconds between pings.
         """
         self._look_up = look_up
@@ -222,18 +262,21 @@ class RingWatch:
         self._limit = limit
         self._interval = interval
         self._clock = clock
+        self._asked_at = asked_at
         self._changed = threading.Condition()
         self._followed = NodeId("")
+        self._place = (0, _TWO)
         self._hurried = 0
         self._woken = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ring-watch", daemon=True)
         self._thread.start()
 
-    def follow(self, node_id: NodeId) -> None:
-        """Watch this neighbour from now on, or none if ""."""
+    def follow(self, node_id: NodeId, *, rank: int = 0, size: int = 2) -> None:
+        """Watch this neighbour from now on, or none if "", as a member of this rank of so many."""
         with self._changed:
             self._followed = node_id
+            self._place = (rank, size)
             self._changed.notify_all()
 
     def hurry(self) -> None:
@@ -264,16 +307,34 @@ class RingWatch:
                     self._changed.wait(_LOOK_UP_INTERVALS * self._interval)
 
     def _watch(self, neighbour: NodeRecord) -> None:
-        meter = SilenceMeter(limit=self._limit, interval=self._interval, now=self._clock.monotonic())
+        began = self._clock.monotonic()
+        meter = SilenceMeter(limit=self._limit, interval=self._interval, now=began)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pinger:
             pinger.setblocking(False)
             pinger.connect((neighbour.address, neighbour.probe_port))
             while self._is_followed(neighbour.node_id):
                 self._ping(pinger, neighbour, meter)
-                if reason := meter.verdict(self._clock.monotonic()):
+                reason = meter.verdict(self._clock.monotonic())
+                if reason and self._is_deaf(meter, began):
+                    meter.pardon(self._clock.monotonic())
+                elif reason and self._may_accuse(meter):
                     self._drop(neighbour.node_id)
                     suspicion = Suspicion(node_id=neighbour.node_id, lease=neighbour.lease, reason=reason)
                     self._suspected(suspicion)
+
+    def _is_deaf(self, meter: SilenceMeter, began: float) -> bool:
+        """Whether a third node does not reach this one either: then the silence is our own."""
+        with self._changed:
+            _, size = self._place
+        asked_at = max(began, self._asked_at())
+        return size > _TWO and not meter.is_refused and self._clock.monotonic() - asked_at > self._limit / 2
+
+    def _may_accuse(self, meter: SilenceMeter) -> bool:
+        """Whether it is this node's turn."""
+        with self._changed:
+            rank, size = self._place
+        first = rank == 0 or size > _TWO or meter.is_refused
+        return first or meter.silence(self._clock.monotonic()) > 2 * self._limit
 
     def _is_followed(self, node_id: NodeId) -> bool:
         with self._changed:

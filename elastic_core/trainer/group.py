@@ -163,13 +163,7 @@ class Group:
             self._check()
             _unwrap_hook()
             with _variable(_INTERFACE, interface):
-                dist.init_process_group(
-                    self._backend,
-                    store=PrefixStore(f"generation-{self.seat.generation}", store),
-                    rank=self.rank,
-                    world_size=self.world_size,
-                    timeout=self._timeout,
-                )
+                self._initialise(PrefixStore(f"generation-{self.seat.generation}", store))
         except (MeetingFailed, RuntimeError) as error:
             why = self._why or _plain(error)
             raise GroupBroken(f"generation {self.seat.generation} was not formed: {why}") from error
@@ -178,6 +172,23 @@ class Group:
             connections.settle()
         self._check()
         self.is_formed = True
+
+    def _initialise(self, store: Store) -> None:
+        try:
+            dist.init_process_group(
+                self._backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=self._timeout,
+            )
+        except RuntimeError:
+            # Torch has counted this group, and its members meet under that count: one whose count
+            # differs from the others' would wait for them for ever. It begins anew when one is destroyed.
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+                dist.destroy_process_group()
+            raise
 
     def _meet(self) -> tuple[Store, str]:
         """Return the members' store, and the interface to listen on or "" if that is decided already."""

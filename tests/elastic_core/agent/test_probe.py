@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import math
 import queue
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic_core.agent.health import is_healthy, leave_record
-from elastic_core.agent.probe import Prober, ProbeServer, RingWatch, SilenceMeter, Suspicion, pack
+from elastic_core.agent.probe import (
+    Prober,
+    ProbeServer,
+    RingWatch,
+    SilenceMeter,
+    Suspicion,
+    is_reached_by,
+    pack,
+)
 from elastic_core.clock import SystemClock
 from elastic_core.ids import LeaseId, NodeId
 from elastic_core.model.node import NodeRecord
@@ -41,18 +50,28 @@ def silent() -> Iterator[NodeRecord]:
 class Ring:
     """A ring watch with what it suspected."""
 
-    def __init__(self, neighbour: NodeRecord, limit: float) -> None:
+    def __init__(
+        self,
+        neighbour: NodeRecord,
+        limit: float,
+        *,
+        rank: int = 0,
+        size: int = 2,
+        asked_at: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self._place = {"rank": rank, "size": size}
         self.suspected: queue.SimpleQueue[Suspicion] = queue.SimpleQueue()
         self.watch = RingWatch(
             look_up=lambda node_id: neighbour if node_id == B else None,
             suspected=self.suspected.put,
             limit=limit,
             clock=SystemClock(),
+            asked_at=asked_at,
             interval=0.02,
         )
 
     def __enter__(self) -> Ring:
-        self.watch.follow(B)
+        self.watch.follow(B, **self._place)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,6 +156,55 @@ def test_a_neighbour_is_suspected_once(silent: NodeRecord) -> None:
         ring.suspected.get(timeout=5)
         with pytest.raises(queue.Empty):
             ring.suspected.get(timeout=0.5)
+
+
+def test_a_node_that_nobody_asks_either_is_cut_off_itself_and_accuses_nobody(silent: NodeRecord) -> None:
+    with Ring(silent, limit=0.1, size=3, asked_at=lambda: 0.0) as ring, pytest.raises(queue.Empty):
+        ring.suspected.get(timeout=0.6)
+
+
+def test_a_node_that_is_reached_again_gives_its_neighbour_the_whole_time(silent: NodeRecord) -> None:
+    clock = SystemClock()
+    back_at = clock.monotonic() + 0.8
+
+    def asked_at() -> float:
+        return clock.monotonic() if clock.monotonic() > back_at else 0.0
+
+    with Ring(silent, limit=0.5, size=3, asked_at=asked_at) as ring:
+        ring.suspected.get(timeout=5)
+        assert clock.monotonic() > back_at + 0.2, "the silence before counts for nothing"
+
+
+def test_a_node_that_its_other_neighbour_asks_accuses_the_silent_one(silent: NodeRecord) -> None:
+    clock = SystemClock()
+    with Ring(silent, limit=0.1, size=3, asked_at=clock.monotonic) as ring:
+        assert ring.suspected.get(timeout=5).node_id == B
+
+
+def test_a_refusal_proves_that_the_neighbours_machine_is_reached(server: ProbeServer) -> None:
+    dead = ProbeServer()
+    record = record_of(dead.port, dead.token)
+    dead.close()
+    with Ring(record, limit=60, size=3, asked_at=lambda: 0.0) as ring:
+        assert ring.suspected.get(timeout=5).reason == "its agent is dead"
+
+
+def test_of_two_nodes_that_do_not_hear_each_other_rank_0_accuses_first(silent: NodeRecord) -> None:
+    clock = SystemClock()
+    began = clock.monotonic()
+    with Ring(silent, limit=0.3, rank=1) as patient, Ring(silent, limit=0.3, rank=0) as first:
+        first.suspected.get(timeout=5)
+        assert patient.suspected.empty()
+        patient.suspected.get(timeout=5)
+        assert clock.monotonic() - began > 0.6
+
+
+def test_a_node_that_nobody_reaches_learns_it_and_one_that_is_alone_does_not_wait(
+    server: ProbeServer, silent: NodeRecord
+) -> None:
+    assert not is_reached_by([silent], timeout_s=0.15)
+    assert is_reached_by([silent, record_of(server.port, server.token)], timeout_s=5)
+    assert is_reached_by([], timeout_s=5)
 
 
 # ---- fairness --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from elastic_core.testing.sessions import DEADLINE_S, FORKS, free_port
 from elastic_core.trainer.group import Group, GroupBroken, Seat, Wishes
@@ -49,6 +50,34 @@ def together(work: Work, world_size: int) -> list[Any]:
     for process in processes:
         process.join(DEADLINE_S)
     return results
+
+
+# ---- forming ---------------------------------------------------------------------------------
+
+
+def _name_after_a_failure(answer: Connection) -> None:
+    """Send the name under which torch would meet its peers after a group was not formed."""
+    torch.set_num_threads(1)
+    failing = Group(seat(0, 2, 0), timeout_s=0.2)
+    failing._meet = lambda: (HashStore(), "")  # type: ignore[method-assign]  # all met, then one died
+    with pytest.raises(GroupBroken):
+        failing.form()
+    failing.destroy()
+    Group(seat(0, 1, 0)).form()
+    answer.send(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_group_that_was_not_formed_leaves_no_trace_in_the_name_of_the_next() -> None:
+    """Torch counts its groups; members whose counts differ wait for each other under other names."""
+    receiver, sender = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=_name_after_a_failure, args=(sender,), daemon=True)
+    process.start()
+    sender.close()
+    assert receiver.poll(DEADLINE_S)
+    assert receiver.recv() == "0"
+    process.kill()
+    process.join(DEADLINE_S)
 
 
 # ---- collectives -----------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,8 +18,10 @@ from elastic_core.agent.arguments import parse_arguments
 from elastic_core.events.report import RunReport
 from elastic_core.model.job import JobSpec
 from flows.cli import app
+from flows.metrics import figures_of
 from tests.docs.schemas import sections
 from tests.docs.sources import ROOT, Word, enum_words, facts, module_docstring
+from tests.flows.test_live import progress, snapshot
 
 PLACE = ROOT / "docs" / "reference"
 _NOTE = "<!-- Made from the code by `python -m tests.docs --update`; change the code, not this page. -->\n\n"
@@ -32,6 +36,7 @@ def pages() -> dict[Path, str]:
         "exit-codes.md": exit_codes_page(),
         "events.md": events_page(),
         "keys.md": keys_page(),
+        "metrics.md": metrics_page(),
         "report.md": report_page(),
     }
     return {PLACE / name: f"{_NOTE}{text.rstrip()}\n" for name, text in made.items()}
@@ -112,6 +117,26 @@ def keys_page() -> str:
     layout, _, after = rest.partition("\n\n")
     body = "\n".join(line.strip() for line in layout.splitlines())
     return f"# Keys in etcd\n\n{first}\n\n```text\n{body}\n```\n\n{after}\n"
+
+
+def metrics_page() -> str:
+    """Return the page of what Prometheus reads."""
+    with tempfile.TemporaryDirectory() as directory:
+        told = replace(progress(40), metrics={"loss": 0.4, "images_per_s": 100, "accuracy": 0.9})
+        shown = snapshot(Path(directory), told)
+        manifest = shown.attempt.directory.path / "checkpoints" / "step-00000020-a1-g1" / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.touch()
+        rows = []
+        for metric in figures_of(shown, now=120.0):
+            suffix = "_total" if metric.type == "counter" else ""
+            labels = {label for sample in metric.samples for label in sample.labels}
+            rows.append((f"`{metric.name}{suffix}`", ", ".join(sorted(labels)), metric.documentation))
+    return (
+        "# Metrics\n\nWhat a run answers Prometheus with, at `metrics.port` of the machine of its flow "
+        "([the key](job.md#metrics)). `infra/grafana/elastic-train.json` is a dashboard of it.\n\n"
+        + _table(("name", "labels", "meaning"), sorted(rows))
+    )
 
 
 def _leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

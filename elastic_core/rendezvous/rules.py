@@ -169,11 +169,11 @@ def close_when_partly_finished(situation: Situation, now: float) -> Decision | N
     if not standing.done or not standing.reported or standing.lost:
         return None
     able = sum(record.phase in ABLE for record in situation.nodes.values())
-    if able >= situation.policy.least:
+    if able >= situation.least:
         return None
     root = situation.root_cause()
     why = f": {root.headline()}" if root is not None else ""
-    reason = f"{_partly_finished(situation)} trained, a restart cannot mend it{why}"
+    reason = f"{situation.partly_finished()} trained, a restart cannot mend it{why}"
     exit_code = root.exit_code if root is not None else 0
     closing = close_run(Outcome.FAILED, exit_code or ExitCode.FAILED, reason)
     return _hear_the_others(situation, closing, now)
@@ -224,7 +224,7 @@ def let_the_rest_finish(situation: Situation, now: float) -> Decision | None:
     patience = situation.policy.partial_exit
     deadline = (now if situation.done_since is None else situation.done_since) + patience
     if now >= deadline:
-        reason = f"{_partly_finished(situation)} runs {patience:g} s later, a restart cannot mend it"
+        reason = f"{situation.partly_finished()} runs {patience:g} s later, a restart cannot mend it"
         return close_run(Outcome.FAILED, ExitCode.FAILED, reason)
     done, count = len(standing.done), len(situation.members)
     reason = f"{done} of {nodes_of(count)} finished generation {situation.number}"
@@ -265,6 +265,22 @@ def settle(situation: Situation, now: float) -> Decision | None:
         return None
     ready = len(situation.ready)
     return Decision(reason=f"{ready} of {nodes_of(expected)} are ready, last call for more", until=deadline)
+
+
+def let_the_last_save(situation: Situation, now: float) -> Decision | None:
+    """Form nothing beside members that all leave: nobody would carry their state on.
+
+    Left alone they save and leave; what follows goes on from there. A generation that was formed before
+    would refuse their checkpoint, as it refuses every older one.
+    """
+    standing = situation.standing
+    staying = standing.draining - standing.left
+    if not staying or standing.fit or situation.is_broken or situation.due_since is None:
+        return None
+    deadline = situation.due_since + situation.policy.stop_timeout
+    if now >= deadline:
+        return None
+    return Decision(reason=f"the last members save and leave: {name_some(staying)}", until=deadline)
 
 
 def let_members_enter(situation: Situation, now: float) -> Decision | None:
@@ -312,6 +328,7 @@ RULES: Final[tuple[Rule, ...]] = (
     let_the_rest_finish,
     wait_for_minimum,
     settle,
+    let_the_last_save,
     let_members_enter,
     close_when_unsteady,
     form_generation,
@@ -355,25 +372,8 @@ def _headline(situation: Situation) -> str:
     if root is not None:
         return root.headline()
     if situation.standing.done:
-        return f"{_partly_finished(situation)} trained"
+        return f"{situation.partly_finished()} trained"
     return "collectives broke while all members lived"
-
-
-def _partly_finished(situation: Situation) -> str:
-    """Say who finished and who did not, as far as the step is known."""
-    done = situation.standing.done
-    finished = [node for node in situation.members if node in done]
-    others = [node for node in situation.members if node not in done]
-    record = situation.nodes.get(finished[0])
-    step = f" at step {record.step}" if record is not None and record.step > 0 else ""
-    return f"{_ranks(situation, finished)} finished{step}, {_ranks(situation, others)} still"
-
-
-def _ranks(situation: Situation, nodes: list[NodeId]) -> str:
-    """Name the first of some members by its first rank, and count the others."""
-    member = situation.members[nodes[0]]
-    more = f" and {nodes_of(len(nodes) - 1)} more" if len(nodes) > 1 else ""
-    return f"rank {member.first_rank} (node {member.node_id}){more}"
 
 
 def _question(situation: Situation, inquiry: Inquiry, now: float) -> Decision:

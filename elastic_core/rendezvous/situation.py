@@ -17,6 +17,7 @@ from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Cause, Closed, Generation, Member, Target
 from elastic_core.model.node import NodePhase, NodeRecord
 from elastic_core.model.progress import HistoryEntry
+from elastic_core.rendezvous.decision import nodes_of
 from elastic_core.rendezvous.events import CoordinatorPolicy, PublishGeneration, StoreView
 
 CHANGES: Final = (Cause.JOIN, Cause.LOSS, Cause.DRAIN)
@@ -203,6 +204,21 @@ class Situation:
         if node_id in standing.failed:
             return "worker failed"
         return "not set up" if node_id in standing.unfit else "released"
+
+    def partly_finished(self) -> str:
+        """Say who finished and who did not, as far as the step is known."""
+        done = self.standing.done
+        finished = [node for node in self.members if node in done]
+        record = self.nodes.get(finished[0])
+        step = f" at step {record.step}" if record is not None and record.step > 0 else ""
+        others = [node for node in self.members if node not in done]
+        return f"{self._ranks(finished)} finished{step}, {self._ranks(others)} still"
+
+    def _ranks(self, nodes: list[NodeId]) -> str:
+        """Name the first of some members by its first rank, and count the others."""
+        member = self.members[nodes[0]]
+        more = f" and {nodes_of(len(nodes) - 1)} more" if len(nodes) > 1 else ""
+        return f"rank {member.first_rank} (node {member.node_id}){more}"
 
     # ---- facts -------------------------------------------------------------------------------
 

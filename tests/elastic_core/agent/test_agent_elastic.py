@@ -350,6 +350,21 @@ def test_the_only_node_that_gets_sigterm_saves_and_the_next_start_goes_on(run: S
 
 
 @pytest.mark.slow
+def test_the_only_member_that_is_drained_saves_before_its_successor_begins(run: StubRun) -> None:
+    leaver = run.node("a", "1:1")
+    run.wait_step(20)
+    run.node("b", "1:1")
+    run.wait_for(lambda facts: facts.ready() == 2, "the successor is set up")
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait(15) == 75
+    entry = run.wait_entered(2, 10)
+    assert (entry.generation.cause, entry.members[0].node_id[0]) == (Cause.DRAIN, "b")
+    (left,) = run.notes("left")
+    assert left["saved"] is True
+    assert [note["step"] for note in run.notes("entered") if note["g"] == 2] == [left["step"]]
+
+
+@pytest.mark.slow
 def test_a_stop_saves_ends_every_agent_resumable_and_closes_the_run_preempted(run: StubRun) -> None:
     agents = [run.node("a", "2"), run.node("b", "2")]
     run.wait_entered(1)

@@ -200,6 +200,24 @@ def test_a_minimum_that_was_set_is_never_below_the_runs_own() -> None:
     assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s)"
 
 
+def test_the_last_member_that_drains_saves_and_leaves_before_a_joiner_begins() -> None:
+    run = running("a", max_nodes=1)
+    run.seen("b")
+    run.seen("a", phase=NodePhase.DRAINING)
+    assert (run.members, run.coordinator.reason) == (("a",), "the last members save and leave: a")
+    run.gone("a")
+    assert (run.members, causes(run)) == (("b",), [Cause.DRAIN])
+
+
+def test_a_member_that_drains_for_ever_holds_up_nobody_for_ever() -> None:
+    run = running("a", max_nodes=1, stop_timeout=20.0)
+    run.seen("b")
+    run.seen("a", phase=NodePhase.DRAINING)
+    run.now += 20.0
+    run.tick()
+    assert run.members == ("b",)
+
+
 def test_a_smaller_target_releases_the_newest_members() -> None:
     run = running("a", "b", "c")
     run.target(1)

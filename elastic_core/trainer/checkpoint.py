@@ -181,6 +181,13 @@ class Checkpoints(ABC):
         if newest > token:
             raise self._stale(token, newest, "another process")
 
+    def sees(self, token: Token) -> bool:
+        """Tell whether the claim of a token, which was placed elsewhere, or a newer one is seen from here.
+
+        Asked by its name: a listing may be older than the claim on a network file system.
+        """
+        return self._has_claim(claim_name(token)) or any(claim >= token for claim in self._claims())
+
     @abstractmethod
     def write(self, state: Any, manifest: Manifest) -> str:
         """Write a checkpoint, remove the oldest ones beyond those to keep, and return where it lies.
@@ -208,6 +215,9 @@ class Checkpoints(ABC):
     @abstractmethod
     def _place_claim(self, name: str, owner: str) -> str:
         """Write a claim if there is none, and return whose it is."""
+
+    @abstractmethod
+    def _has_claim(self, name: str) -> bool: ...
 
     @abstractmethod
     def _remove_claim(self, name: str) -> None: ...
@@ -308,6 +318,9 @@ class CheckpointDirectory(Checkpoints):
             os.fsync(descriptor)
         _fsync_directory(self._fence)
         return owner
+
+    def _has_claim(self, name: str) -> bool:
+        return (self._fence / name).exists()
 
     def _remove_claim(self, name: str) -> None:
         (self._fence / name).unlink(missing_ok=True)

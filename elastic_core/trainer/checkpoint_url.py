@@ -114,6 +114,9 @@ class CheckpointUrl(Checkpoints):
             return str(self._files.cat_file(claim).decode())
         return owner
 
+    def _has_claim(self, name: str) -> bool:
+        return bool(self._files.exists(self._at(FENCE, name)))
+
     def _remove_claim(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._at(FENCE, name))

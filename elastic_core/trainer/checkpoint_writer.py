@@ -9,10 +9,13 @@ from typing import Any, Final
 import structlog
 
 from elastic_core.clock import Clock
+from elastic_core.errors import RefusedInput
 from elastic_core.trainer.checkpoint import Checkpoints, Manifest, StaleGeneration, Token
 from elastic_core.trainer.snapshot import HostBuffers
 
 _TRANSIENT: Final = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EAGAIN, errno.EINTR})
+_LOOK_AGAIN_S: Final = (0.1, 1.0, 3.0)
+"""A network file system may need a moment to show what another node wrote."""
 _PAUSES_S: Final = (0.2, 2.0)
 """Before the second and the third try; training goes on meanwhile."""
 
@@ -55,8 +58,10 @@ class CheckpointWriter:
         """
         self._buffers.copy(state)
 
-    def claim(self, token: Token, owner: str) -> None:
-        """Become the only writer of the directory. A directory that cannot be written counts as a failure.
+    def claim(self, token: Token, owner: str) -> bool:
+        """Become the only writer of the directory; return whether that is written down there.
+
+        A directory that cannot be written counts as a failure.
 
         Raises:
             StaleGeneration: A newer token was claimed before.
@@ -65,6 +70,30 @@ class CheckpointWriter:
             self.directory.claim(token, owner)
         except OSError as error:
             self._fail(-1, f"the directory cannot be claimed: {error}")
+            return False
+        return True
+
+    def check_shared(self, token: Token) -> None:
+        """Check that the claim which rank 0 has placed is seen from this node, too.
+
+        Raises:
+            RefusedInput: It is not: checkpoints would be lost with rank 0's node.
+        """
+        for pause_s in (*_LOOK_AGAIN_S, None):
+            try:
+                if self.directory.sees(token):
+                    return
+            except OSError as error:
+                log.warning("checkpoints cannot be seen", directory=self.directory.location, why=str(error))
+                return
+            if pause_s is not None:
+                threading.Event().wait(pause_s)
+        raise RefusedInput(
+            [
+                f"checkpoint.directory: {self.directory.location!r} on this node is not the one that rank 0 "
+                "writes to: give a directory that all nodes share, or a URL"
+            ]
+        )
 
     def begin(self, state: Any, manifest: Manifest) -> bool:
         """Copy a state and write it in the background; skip it if a write is still going on.

@@ -193,10 +193,11 @@ class ElasticLoop:
     def _begin(self, group: Group) -> None:
         self._may_write = group.rank == 0
         self._manifest = replace(self._manifest, generation=group.seat.generation)
+        has_claimed = False
         if self._writer is not None and self._may_write:
-            token = Token(self._settings.attempt, group.seat.generation)
-            self._writer.claim(token, f"{self._settings.node_id}-{self._settings.local_rank}")
-        self._synchronise(group)
+            owner = f"{self._settings.node_id}-{self._settings.local_rank}"
+            has_claimed = self._writer.claim(self._token(group), owner)
+        self._synchronise(group, has_claimed=has_claimed)
         step = self._trainee.step
         self._worlds.append([group.seat.generation, self._settings.attempt, group.world_size, step])
         self._times.synced = self._clock.wall()
@@ -212,10 +213,16 @@ class ElasticLoop:
             source=self._source.name.lower(),
         )
 
-    def _synchronise(self, group: Group) -> None:
+    def _token(self, group: Group) -> Token:
+        return Token(self._settings.attempt, group.seat.generation)
+
+    def _synchronise(self, group: Group, *, has_claimed: bool) -> None:
         """Bring all ranks to the newest state that any of them, or the checkpoints, have."""
         own = self._trainee.step if self._has_state else -1
-        steps = [step for (step,) in group.exchange([own])]
+        told = group.exchange([own, int(has_claimed)])
+        if self._writer is not None and told[0][1]:
+            self._writer.check_shared(self._token(group))
+        steps = [step for step, _ in told]
         highest = max(steps)
         checkpoint = self._newest_checkpoint(highest) if group.rank == 0 else None
         if checkpoint is not None:

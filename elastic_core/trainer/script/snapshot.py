@@ -64,7 +64,7 @@ class Snapshot:
             parts: Model, optimizer, schedule… by a name of your choice.
 
         Raises:
-            RefusedInput: The saved state is of another training.
+            RefusedInput: The saved state is of another training, or the directory is not shared.
         """
         self.values: dict[str, Any] = {}
         self.step = 0
@@ -262,8 +262,9 @@ class Snapshot:
 
     def _open_writer(self) -> CheckpointWriter | None:
         path = self._place.checkpoints
-        if path is None or self.rank != 0:
-            return None
+        return None if path is None or self.rank != 0 else self._open_writer_at(path)
+
+    def _open_writer_at(self, path: str) -> CheckpointWriter:
         return CheckpointWriter(open_checkpoints(path, keep=self._place.checkpoint.keep), clock=self._clock)
 
     def _agree_on_attempt(self) -> int:
@@ -272,9 +273,12 @@ class Snapshot:
         if not own and self._writer is not None:
             own = self._writer.directory.newest_attempt() + 1
         ((attempt,), *_) = self._group.exchange([own])
+        token, has_claimed = Token(attempt, self._place.generation), False
         if self._writer is not None:
-            owner = f"{self._place.node_id}-{self._place.local_rank}"
-            self._writer.claim(Token(attempt, self._place.generation), owner)
+            has_claimed = self._writer.claim(token, f"{self._place.node_id}-{self._place.local_rank}")
+        ((is_claimed,), *_) = self._group.exchange([int(has_claimed)])
+        if is_claimed and self._place.checkpoints is not None and self.rank:
+            self._open_writer_at(self._place.checkpoints).check_shared(token)
         return attempt
 
     def _restore(self) -> str:

@@ -22,6 +22,7 @@ from elastic_core.clock import SystemClock
 from elastic_core.errors import RefusedInput
 from elastic_core.testing.sessions import FORKS
 from elastic_core.trainer import checkpoint as checkpoint_module
+from elastic_core.trainer import checkpoint_writer as writer_module
 from elastic_core.trainer.checkpoint import CheckpointDirectory, Checkpoints, Manifest, StaleGeneration, Token
 from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 
@@ -491,6 +492,23 @@ def test_a_mount_that_was_replaced_under_the_run_is_tried_again_and_training_doe
     assert [line["event"] for line in logs] == ["checkpoint tried again", "checkpoint written"]
     assert logs[0]["directory"] == writer.directory.location
     assert (writer.written, writer.failures) == (1, 0)
+
+
+@pytest.mark.case("C11")
+def test_a_directory_that_is_not_the_one_of_rank_zero_is_refused_and_the_same_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_LOOK_AGAIN_S", (0.01,))
+    writers = [
+        CheckpointWriter(CheckpointDirectory(tmp_path / name), clock=SystemClock())
+        for name in ("shared", "shared", "own")
+    ]
+    assert writers[0].claim(Token(1, 4), "a")
+    writers[1].check_shared(Token(1, 4))
+    with pytest.raises(RefusedInput, match=r"own' on this node is not the one that rank 0 writes to"):
+        writers[2].check_shared(Token(1, 4))
+    assert writers[0].claim(Token(1, 5), "b"), "which removes the older claim"
+    writers[1].check_shared(Token(1, 4))
 
 
 def test_a_file_system_that_cannot_be_claimed_is_a_visible_failure(tmp_path: Path) -> None:

@@ -55,6 +55,19 @@ def test_the_step_after_a_change_of_the_world_is_the_next_one() -> None:
     assert [list(sampler) for sampler in pair] == [[[4, 6], [8, 10], [12, 14]], [[5, 7], [9, 11], [13, 15]]]
 
 
+@pytest.mark.case("C08")
+def test_who_resumes_in_mid_epoch_gets_the_samples_that_were_to_come() -> None:
+    undisturbed = ElasticSampler(Place(), 64, global_batch=4)
+    first = list(undisturbed)
+    resumed = ElasticSampler(Place(step=5), 64, global_batch=4)
+    assert list(resumed) == first[5:]
+    resumed._cursor.step = 16  # type: ignore[misc]
+    resumed.set_epoch(1)
+    second = list(resumed)
+    assert sorted(id_ for ids in second for id_ in ids) == list(range(64))
+    assert second != first, "the next epoch has an order of its own"
+
+
 @pytest.mark.case("S04")
 def test_an_epoch_after_a_resumed_one_begins_at_its_beginning() -> None:
     place = Place(step=5)

@@ -47,16 +47,21 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 
 .PHONY: test
 test: $(STAMP) ## Run the quick tests
-	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws' $(ARGS)
+	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws and not ui' $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
-	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
+	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws and not ui' --timeout 300 $(ARGS)
 
 .PHONY: test-image
 test-image: $(STAMP) ## Build the image that the tests use, of this environment: no registry is needed
 	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages
 	@$(MAKE) --no-print-directory image IMAGE=elastic-train:test BASE=elastic-train-base:test
+
+.PHONY: test-ui
+test-ui: $(STAMP) ## Look at the Prefect UI in headless Chromium (Debian: apt-get install chromium)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
+	@$(BIN)/python -m pytest -q -m ui $(ARGS)
 
 .PHONY: test-docker
 test-docker: test-image ## Run the tests that need a Docker engine
@@ -82,11 +87,11 @@ docs: $(STAMP) ## Make a site of docs/ in build/site; every link is checked
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
 
 .PHONY: up
-up: $(STAMP) ## Start the local Prefect server (`train` does so by itself)
-	@$(BIN)/elastic-train server up $(ARGS)
+up: $(STAMP) ## Start Prefect: server, worker and all deployments (`train` needs none of it)
+	@$(BIN)/elastic-train server up --deploy $(ARGS)
 
 .PHONY: down
-down: $(STAMP) ## Stop the local Prefect server
+down: $(STAMP) ## Stop Prefect's worker and server
 	@$(BIN)/elastic-train server down
 
 .PHONY: clean

@@ -20,7 +20,7 @@ from elastic_core.exits import ExitCode
 from elastic_core.model.job import AwsPool, JobSpec
 from elastic_core.model.job_file import parse_job, read_mapping
 from flows.retraining import Where, models, parse_gate, retrain_here
-from tasks import prefect_server
+from tasks import prefect_server, prefect_worker
 from tasks.overrides import apply_overrides
 from tasks.prefect_server import HOME
 from tasks.reconcile import Scope
@@ -248,16 +248,29 @@ def list_runs(runs: RunsDirectory = RUNS) -> None:
 @server.command()
 def up(
     port: Annotated[int | None, typer.Option(help="Port; default: 4200 or the next free one.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others can reach needs a password.")
+    ] = prefect_server.LOOPBACK,
+    deploy: Annotated[
+        bool, typer.Option("--deploy", help="Deploy all of prefect.yaml, and start a worker that runs it.")
+    ] = False,
 ) -> None:
     """Start the server, and keep it running."""
-    record = prefect_server.begin(port=port)
+    record = prefect_server.begin(port=port, host=host)
     prefect_server.wait_healthy(record)
     typer.echo(f"Prefect UI: {record.url}  (stop it with `make down`)")
+    if deploy:
+        for name in prefect_worker.deploy_all(record):
+            typer.echo(f"deployed: {name}")
+        prefect_worker.begin(record)
+        typer.echo(f"a worker runs them; its log: {prefect_worker.log_of(HOME)}")
 
 
 @server.command()
 def down() -> None:
-    """Stop the server; its data stay."""
+    """Stop the worker and the server; their data stay. Nodes of a run train on, and are adopted later."""
+    if prefect_worker.stop():
+        typer.echo("stopped the worker")
     record = prefect_server.stop()
     told = f"stopped the Prefect server on port {record.port}" if record else "no Prefect server was running"
     typer.echo(told)

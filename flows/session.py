@@ -45,7 +45,7 @@ def connect_prefect() -> str:
         typer.echo("starting the local Prefect server (stop it with `make down`)")
     record = prefect_server.begin()
     prefect_server.wait_healthy(record)
-    os.environ["PREFECT_API_URL"] = record.api
+    os.environ.update(prefect_server.client_environment(record))
     return record.url
 
 

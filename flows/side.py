@@ -17,7 +17,9 @@ from flows.artifacts import artifacts_of
 from flows.audience import RunSnapshot, audience
 from flows.link import PrefectLink
 from flows.metrics import RunMetrics
+from flows.news import news_between
 from flows.signals import StopSignals
+from tasks.watch import Observation
 
 
 class FlowSide:
@@ -61,6 +63,7 @@ class FlowSide:
     def show(self, snapshot: RunSnapshot) -> None:
         """Show the run."""
         self._tell_generation(snapshot)
+        self._tell_news(snapshot)
         self._audience.saw(snapshot)
         self._metrics.show(snapshot)
         self._last = snapshot
@@ -103,8 +106,11 @@ class FlowSide:
             if generation.number > self._generation:
                 self._generation = generation.number
                 self.say(f"generation {generation.number}: {generation.reason}")
-                payload = {"number": generation.number, "cause": generation.cause}
-                self._emit("elastic.generation.formed", snapshot.attempt.directory.run, payload)
+
+    def _tell_news(self, snapshot: RunSnapshot) -> None:
+        before = self._last.observation if self._last else Observation()
+        for news in news_between(before, snapshot.observation):
+            self._emit(news.name, snapshot.attempt.directory.run, news.payload)
 
     def _emit(self, event: str, run: str, payload: dict[str, Any]) -> None:
         if self._link is not None:

@@ -23,6 +23,11 @@ from tasks.process import ProcessIdentity, end, identify, is_running, spawn, wai
 
 HOME: Final = Path(".elastic")
 FIRST_PORT: Final = 4200
+LOOPBACK: Final = "127.0.0.1"
+AUTH: Final = "PREFECT_SERVER_API_AUTH_STRING"
+"""Environment variable of the server: `name:password` that everybody has to give."""
+CLIENT_AUTH: Final = "PREFECT_API_AUTH_STRING"
+"""The same for clients."""
 START_DEADLINE_S: Final = 120.0
 
 
@@ -36,11 +41,12 @@ class ServerRecord:
 
     process: ProcessIdentity
     port: int
+    host: str = LOOPBACK
 
     @property
     def url(self) -> str:
-        """Address of the UI."""
-        return f"http://127.0.0.1:{self.port}"
+        """Address of the UI, from this machine."""
+        return f"http://{LOOPBACK if self.host == '0.0.0.0' else self.host}:{self.port}"  # noqa: S104
 
     @property
     def api(self) -> str:
@@ -66,12 +72,17 @@ def is_healthy(record: ServerRecord) -> bool:
         return False
 
 
-def begin(home: Path = HOME, *, port: int | None = None) -> ServerRecord:
+def begin(home: Path = HOME, *, port: int | None = None, host: str = LOOPBACK) -> ServerRecord:
     """Start the server unless it runs already, without waiting for it.
 
     Raises:
-        RefusedInput: `port` is taken by somebody else, or the running server has another one.
+        RefusedInput: `port` is taken by somebody else, or the running server has another one; or
+            others could reach the server and it would ask for no password.
     """
+    if not _is_private(host) and not os.environ.get(AUTH):
+        raise RefusedInput(
+            [f"--host: {host} can be reached by others: set {AUTH}=NAME:PASSWORD, or leave --host out"]
+        )
     running = status(home)
     if running is not None:
         if port not in (None, running.port):
@@ -83,7 +94,7 @@ def begin(home: Path = HOME, *, port: int | None = None) -> ServerRecord:
     pid = spawn(
         [
             *(sys.executable, "-m", "prefect", "server", "start"),
-            *("--host", "127.0.0.1", "--port", str(chosen)),
+            *("--host", host, "--port", str(chosen)),
         ],
         environment={
             **{key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"},
@@ -98,7 +109,7 @@ def begin(home: Path = HOME, *, port: int | None = None) -> ServerRecord:
     process = identify(pid)
     if process is None:
         raise ServerFailed(f"the Prefect server ended at once; see {home / 'prefect-server.log'}")
-    record = ServerRecord(process=process, port=chosen)
+    record = ServerRecord(process=process, port=chosen, host=host)
     draft = _record(home).with_suffix(".draft")
     draft.write_bytes(encode(record))
     draft.replace(_record(home))
@@ -130,6 +141,23 @@ def stop(home: Path = HOME) -> ServerRecord | None:
         end([record.process], grace_s=10)
     _record(home).unlink(missing_ok=True)
     return record
+
+
+def client_environment(record: ServerRecord, home: Path = HOME) -> dict[str, str]:
+    """Return the environment in which Prefect's client talks to this server."""
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": record.api,
+        "PREFECT_HOME": str((home / "prefect").absolute()),
+        "PREFECT_CLI_PROMPT": "false",
+    }
+    if AUTH in os.environ:
+        environment.setdefault(CLIENT_AUTH, os.environ[AUTH])
+    return environment
+
+
+def _is_private(host: str) -> bool:
+    return host in (LOOPBACK, "localhost", "::1")
 
 
 def _record(home: Path) -> Path:

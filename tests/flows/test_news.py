@@ -1,0 +1,61 @@
+"""Each fact is told once, in its order, with what an automation needs."""
+
+from dataclasses import replace
+
+from elastic_core.ids import NodeId
+from elastic_core.model.membership import Cause, Closed, Member, Outcome, Target
+from elastic_core.model.progress import HistoryEntry
+from flows.news import news_between
+from tasks.watch import Observation
+from tests.flows.test_live import ENTRY, GENERATION
+
+NOTHING = Observation()
+
+
+def entry(number: int, cause: Cause, *nodes: str, **changes: object) -> HistoryEntry:
+    members = tuple(
+        Member(node_id=NodeId(node), address="x", slots=1, group_rank=rank, first_rank=rank)
+        for rank, node in enumerate(nodes)
+    )
+    generation = replace(GENERATION, number=number, cause=cause, group_world_size=len(nodes))
+    return replace(ENTRY, generation=generation, members=members, **changes)  # type: ignore[arg-type]
+
+
+FIRST = entry(1, Cause.START, "a.1", "b.1")
+SECOND = entry(2, Cause.LOSS, "a.1", lost={NodeId("b.1"): "silent for 0.3 s"})
+THIRD = entry(3, Cause.JOIN, "a.1", "c.1")
+
+
+def told(before: Observation, after: Observation) -> list[tuple[str, object]]:
+    return [(each.name, each.payload.get("node")) for each in news_between(before, after)]
+
+
+def test_a_loss_and_a_join_are_told_with_their_nodes_in_their_order() -> None:
+    before, after = Observation(history=(FIRST,)), Observation(history=(FIRST, SECOND, THIRD))
+    assert told(before, after) == [
+        ("elastic.generation.formed", None),
+        ("elastic.node.lost", "b"),
+        ("elastic.generation.formed", None),
+        ("elastic.node.joined", "c"),
+    ]
+    assert told(after, after) == []
+
+
+def test_who_left_on_purpose_is_not_lost() -> None:
+    drained = entry(2, Cause.DRAIN, "a.1", lost={NodeId("b.1"): "drained"})
+    found = told(Observation(history=(FIRST,)), Observation(history=(FIRST, drained)))
+    assert found[-1] == ("elastic.node.drained", "b")
+
+
+def test_another_size_and_the_end_are_told_once() -> None:
+    closed = Closed(outcome=Outcome.FAILED, exit_code=1, reason="ValueError: bad label 7")
+    before = Observation(target=Target(nodes=2))
+    after = Observation(target=Target(nodes=3), closed=closed)
+    rescaled, ended = news_between(before, after)
+    assert (rescaled.name, rescaled.payload) == ("elastic.run.rescaled", {"from": 2, "to": 3})
+    assert ended.payload == {"outcome": "failed", "reason": "ValueError: bad label 7"}
+    assert told(after, after) == []
+
+
+def test_the_first_target_is_no_rescale() -> None:
+    assert told(NOTHING, Observation(target=Target(nodes=2))) == []

@@ -47,21 +47,16 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 
 .PHONY: test
 test: $(STAMP) ## Run the quick tests
-	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws and not ui' $(ARGS)
+	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws' $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
-	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws and not ui' --timeout 300 $(ARGS)
+	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
 
 .PHONY: test-image
 test-image: $(STAMP) ## Build the image that the tests use, of this environment: no registry is needed
 	@tests/docker/make_base.sh elastic-train-base:test $(VENV)/lib/python3*/site-packages
 	@$(MAKE) --no-print-directory image IMAGE=elastic-train:test BASE=elastic-train-base:test
-
-.PHONY: test-ui
-test-ui: $(STAMP) ## Look at the Prefect UI in headless Chromium (Debian: apt-get install chromium)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
-	@$(BIN)/python -m pytest -q -m ui $(ARGS)
 
 .PHONY: test-docker
 test-docker: test-image ## Run the tests that need a Docker engine

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -22,6 +22,17 @@ class WorkPool(Strict):
     job_variables: dict[str, Any] = {}
 
 
+class Trigger(Strict):
+    name: str
+    type: Literal["event"]
+    expect: list[str]
+    match_related: dict[str, str] = {}
+    posture: Literal["Reactive"]
+    threshold: int
+    within: int
+    parameters: dict[str, Any]
+
+
 class Deployment(Strict):
     name: str
     description: str
@@ -30,6 +41,7 @@ class Deployment(Strict):
     parameters: dict[str, Any] = {}
     enforce_parameter_schema: bool = True
     schedules: list[dict[str, Any]] = []
+    triggers: list[Trigger] = []
     work_pool: WorkPool
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+import time
 import urllib.error
 import urllib.request
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -36,13 +41,40 @@ def test_a_project_that_is_not_there_is_told(tmp_path: Path) -> None:
         prefect_worker.deploy_all(record, tmp_path, project=tmp_path / "prefect.yaml")
 
 
-def _ask(url: str, login: str = "") -> list[dict[str, str]]:
-    request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
+def _ask(url: str, login: str = "", body: object = None) -> list[dict[str, Any]]:
+    data = json.dumps({} if body is None else body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     if login:
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     with urllib.request.urlopen(request, timeout=30) as answer:
-        found: list[dict[str, str]] = json.loads(answer.read())
+        found: list[dict[str, Any]] = json.loads(answer.read() or b"[]")
     return found
+
+
+def _wanted(run: str, target: int) -> dict[str, Any]:
+    """Return the event that asks for another size of a run."""
+    return {
+        "id": str(uuid.uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": "elastic.rescale.wanted",
+        "resource": {"prefect.resource.id": f"elastic.run.{run}", "prefect.resource.name": run},
+        "related": [],
+        "payload": {"run": run, "wish": {"target": target}},
+    }
+
+
+def _run_by_event(api: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Emit an event and return the parameters of the flow run that it makes."""
+    _ask(f"{api}/events", "admin:secret", [event])
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        runs = _ask(f"{api}/flow_runs/filter", "admin:secret")
+        made = [run["parameters"] for run in runs if "wish" in run["parameters"]]
+        if made:
+            parameters: dict[str, Any] = made[0]
+            return parameters
+        threading.Event().wait(0.5)  # there is nothing to be woken by: the server is asked again
+    raise AssertionError("the event made no flow run")
 
 
 @pytest.mark.slow
@@ -56,6 +88,10 @@ def test_all_deployments_are_on_a_server_that_asks_for_a_password_and_nothing_is
     try:
         prefect_server.wait_healthy(record, tmp_path)
         names = prefect_worker.deploy_all(record, tmp_path, project=PROJECT)
+        automations = {each["name"] for each in _ask(f"{record.api}/automations/filter", "admin:secret")}
+        assert automations == {"elastic-reconcile after a crash", "elastic-rescale on event"}
+        parameters = _run_by_event(record.api, _wanted("digits-1", 3))
+        assert (parameters["run"], parameters["wish"]) == ("digits-1", {"target": 3})
         worker = prefect_worker.begin(record, tmp_path)
         assert prefect_worker.begin(record, tmp_path) == worker
         url = f"{record.api}/deployments/filter"

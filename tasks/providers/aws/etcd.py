@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elastic_core.cluster.provider import InstanceState
-from elastic_core.errors import InsufficientCapacity
+from elastic_core.errors import InsufficientCapacity, InvalidRequest
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import AwsPool, EtcdSource, EtcdTls
 from elastic_core.store.endpoint import DEFAULT_PORT, Endpoint, TlsFiles
@@ -32,6 +32,9 @@ from tasks.runs import RunDirectory
 
 BOOT_S: Final = 300.0
 """An instance boots, mounts, pulls and answers within this."""
+
+PROFILE_S: Final = 120.0
+_UNKNOWN_PROFILE: Final = "Invalid IAM Instance Profile"
 
 ALIVE: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 
@@ -200,9 +203,21 @@ class EtcdInstance:
             **({"PrivateIpAddress": address} if address else {}),
         }
         order["ClientToken"] = client_token(f"{run}/{token}", order)
-        with naming("RunInstances"):
-            answer = self.inventory.clients.ec2.run_instances(**order)
-        return self.inventory.read(answer["Instances"][0])
+        return self._run(order)
+
+    def _run(self, order: dict[str, Any]) -> Described:
+        """Launch; a fresh instance profile is unknown to EC2 until IAM has told it everywhere."""
+        deadline = self.inventory.clock() + PROFILE_S
+        while True:
+            try:
+                with naming("RunInstances"):
+                    answer = self.inventory.clients.ec2.run_instances(**order)
+            except InvalidRequest as error:
+                if _UNKNOWN_PROFILE not in str(error) or self.inventory.clock() > deadline:
+                    raise
+                self.inventory.wait(5.0)
+            else:
+                return self.inventory.read(answer["Instances"][0])
 
     # ---- looking -------------------------------------------------------------------------------
 

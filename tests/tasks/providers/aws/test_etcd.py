@@ -113,6 +113,41 @@ def test_a_refused_launch_leaves_nothing(account: Account, directory: RunDirecto
     assert account.living() == []
 
 
+UNKNOWN_PROFILE = Fault(
+    action="RunInstances",
+    code="InvalidParameterValue",
+    message="Value (demo-node) for parameter iamInstanceProfile.name is invalid. "
+    "Invalid IAM Instance Profile name",
+    times=3,
+)
+
+
+@pytest.mark.case("A10")
+def test_a_fresh_instance_profile_is_waited_for(account: Account, directory: RunDirectory) -> None:
+    account.cloud.door.inject(UNKNOWN_PROFILE)
+    service(account, directory).start(1)
+    assert len(account.cloud.door.fired) == 3
+    assert len(account.living()) == 1
+
+
+@pytest.mark.case("A10")
+@pytest.mark.parametrize(
+    ("message", "calls"), [(UNKNOWN_PROFILE.message, 26), ("Invalid value for parameter InstanceType", 1)]
+)
+def test_a_bad_one_is_told_after_two_minutes_and_any_other_mistake_at_once(
+    account: Account, directory: RunDirectory, message: str, calls: int
+) -> None:
+    account.cloud.door.inject(replace(UNKNOWN_PROFILE, message=message, times=999))
+    subject = service(account, directory)
+    now = [0.0]
+    subject.inventory.clock = lambda: now[0]
+    subject.inventory.wait = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    with pytest.raises(InvalidRequest, match=message.split("(")[0]):
+        subject.start(1)
+    assert account.cloud.door.calls["RunInstances"] == calls
+    assert account.living() == []
+
+
 def test_one_that_ends_while_it_boots_is_told_with_its_reason(
     account: Account, directory: RunDirectory
 ) -> None:

@@ -125,8 +125,10 @@ class Cloud:
         return now + after
 
     def take(self, name: str) -> None:
-        """Take a spot instance away: the host ends, the reason says so."""
+        """Take a spot instance away, unless it ended before: the host ends, the reason says so."""
         instance = self.instance(name)
+        if instance.state == "terminated":
+            return
         instance.terminate()
         instance.state_reason = StateReason(
             "Server.SpotInstanceTermination: Spot instance termination", "Server.SpotInstanceTermination"

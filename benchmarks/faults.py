@@ -110,6 +110,11 @@ def play(seed: int, names: list[str], found: Findings) -> None:
             for name in order:
                 try:
                     set_stage(stage)
+                except Hung as error:
+                    found.problems.append(f"seed {seed}: before {name}: {error}")
+                    _say(f"{found.problems[-1]}\n{stage.story()}")
+                    break
+                try:
                     time.sleep(rng.random() / 5)  # the moment within a step is the seed's, too
                     _happen(stage, name, rng, found, seed)
                 except Hung as error:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 HANG_S = 30.0
 """A training that has not come back by then hangs."""
-START_S = 120.0
+START_S = 180.0
 """Longest wait for nodes to be set up: on a loaded machine imports take their time."""
 TTL_S = 2.0
 LEAST, MOST = 1, 5
@@ -97,7 +97,7 @@ class Stage:
         self.run.start(
             name,
             f"--nnodes={LEAST}:{MOST}",
-            f"--rdzv-conf=lease_ttl={TTL_S},last_call_timeout=1,join_timeout=60,stop_grace=5",
+            f"--rdzv-conf=lease_ttl={TTL_S},last_call_timeout=1,join_timeout={START_S},stop_grace=5",
             "--max-restarts=1000",
             "--worker-api=elastic",
             "--preload=elastic_core.testing.toy_trainee",

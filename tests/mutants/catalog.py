@@ -301,8 +301,7 @@ def finishing_runs_take_newcomers() -> tuple[object, str, Any]:
     good = rules.let_the_rest_finish
 
     def finish(known: Situation, now: float) -> Decision | None:
-        has_newcomers = len(known.ready) > len(known.standing.fit) and len(known.members) < known.limit
-        if known.standing.done and has_newcomers and known.size:
+        if known.standing.done and len(known.ready) > len(known.standing.fit) and known.size:
             return rules._publish(known, now)
         return good(known, now)
 

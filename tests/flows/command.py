@@ -76,6 +76,7 @@ def processes_of(run: RunDirectory) -> list[ProcessIdentity]:
 
 
 def agents_of(run: RunDirectory) -> list[Any]:
-    """Return the pids of all agents that were ever started."""
+    """Return the pids of all agents that were ever started; a node may be on record before its agent is."""
     records = (run.path / "nodes").glob("node-*.json")
-    return sorted(json.loads(record.read_text())["process"]["pid"] for record in records)
+    started = (json.loads(record.read_text())["process"] for record in records)
+    return sorted(process["pid"] for process in started if process is not None)

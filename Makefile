@@ -8,6 +8,8 @@ BASE ?=
 HOST_BASE ?= python:3.11-slim-bookworm
 STAGE ?=
 ARGS ?=
+# Most tests wait for processes; a file stays in one worker, so that its servers are started once.
+PARALLEL ?= -n 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -47,11 +49,11 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 
 .PHONY: test
 test: $(STAMP) ## Run the quick tests
-	@$(BIN)/python -m pytest -q -m 'not slow and not docker and not aws' $(ARGS)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'not slow and not docker and not aws' $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
-	@$(BIN)/python -m pytest -q -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
 
 .PHONY: test-image
 test-image: $(STAMP) ## Build the image that the tests use, of this environment: no registry is needed

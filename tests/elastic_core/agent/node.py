@@ -121,10 +121,17 @@ class Node:
         return found[0]
 
     def worker_pid(self, local_rank: int) -> int:
-        """Return the process id of a worker's main process."""
-        below = descendants(self.server_pid())
-        (pid,) = [pid for pid in below if name_of(pid) == f"worker-{local_rank}" and os.getsid(pid) == pid]
-        return pid
+        """Return the process id of a worker's main process; it takes its name after it began."""
+        server = self.server_pid()
+        found: list[int] = []
+
+        def is_there() -> bool:
+            below = descendants(server)
+            found[:] = [pid for pid in below if name_of(pid) == f"worker-{local_rank}" and _leads(pid)]
+            return len(found) == 1
+
+        wait_until(is_there, f"there is one worker {local_rank}")
+        return found[0]
 
     def output(self, local_rank: int = 0) -> str:
         """Return all that a worker wrote."""
@@ -134,6 +141,14 @@ class Node:
     def wait_for_output(self, text: str, local_rank: int = 0) -> None:
         """Wait until a worker has written a text."""
         wait_until(lambda: text in self.output(local_rank), f"the output holds {text!r}")
+
+
+def _leads(pid: int) -> bool:
+    """Whether a process leads its session; one that has just ended does not."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:

@@ -80,7 +80,8 @@ def test_a_node_killed_in_mid_epoch_costs_a_script_no_sample_and_no_step(
     assert survivor.wait() == 0
     assert run.wait_closed().outcome is Outcome.SUCCEEDED
     step, source = run.sources()[-1]
-    assert (step >= 10, source) == (True, "memory")
+    assert step >= 10
+    assert source in ("memory", "checkpoint"), "the newest state is taken, wherever it lies"
     audit = audit_of(run.run_dir)
     assert (audit.is_exact, audit.steps, audit.steps_lost) == (True, STEPS, 0)
     assert_same_weights(run.directory, undisturbed)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Final, Self
 
 _NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_PIECE_S: Final = 0.2
 
 
 class StopSignals:
@@ -55,6 +57,22 @@ class StopSignals:
     def ignore(self) -> None:
         """Let no further signal do anything: what is left to do ends by itself."""
         self._listener = lambda: None
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; while nobody listens, a signal ends what starts here, where nothing is half done.
+
+        Raises:
+            KeyboardInterrupt: Somebody asked to stop, before or meanwhile.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._end_what_starts()
+            time.sleep(min(left, _PIECE_S))
+        self._end_what_starts()
+
+    def _end_what_starts(self) -> None:
+        if self._asked and self._listener is None:
+            raise KeyboardInterrupt
 
     def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         again, self._asked = bool(self._asked), self._asked or _NAMES[signal.Signals(number)]

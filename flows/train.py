@@ -67,7 +67,7 @@ def elastic_train(
 def _train(job: JobSpec, directory: RunDirectory, deadline: float) -> RunEnd:
     """Train, and leave nothing running behind, whichever way it ends."""
     with StopSignals() as signals, exported(job.metrics) as metrics, FlowSide(signals, metrics) as side:
-        cluster = Cluster(job, directory)
+        cluster = Cluster(job, directory, pause=signals.pause)
         try:
             side.say(steps.find_or_start(cluster))
             closed, seen = _drive(cluster, side, signals, deadline)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -109,8 +111,13 @@ def provider_of(pool: LocalPool | DockerPool | AwsPool, runs: Path, *, drives: b
             return AwsProvider(pool=pool, inventory=inventory_of(pool), runs=runs, drives=drives)
 
 
-def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
-    """Return where the etcd of a run comes from, so that the pool's nodes can reach it."""
+def etcd_of(
+    job: JobSpec, directory: RunDirectory, *, pause: Callable[[float], None] = time.sleep
+) -> EtcdService:
+    """Return where the etcd of a run comes from, so that the pool's nodes can reach it.
+
+    `pause` sleeps where a machine is waited for, and may raise to break that off.
+    """
     if job.etcd.endpoints:
         return ExternalEtcd(directory, job.etcd)
     match job.pool:
@@ -121,7 +128,8 @@ def etcd_of(job: JobSpec, directory: RunDirectory) -> EtcdService:
         case AwsPool():
             from tasks.providers.aws.etcd import EtcdInstance
 
-            return EtcdInstance(directory=directory, pool=job.pool, inventory=inventory_of(job.pool))
+            inventory = inventory_of(job.pool, wait=pause)
+            return EtcdInstance(directory=directory, pool=job.pool, inventory=inventory)
         case LocalPool():
             return EtcdProcess(directory)
 
@@ -132,8 +140,8 @@ def _sizes(nodes: NodeBounds) -> tuple[str, ...]:
     return (f"--node-sizes=x{nodes.multiple_of}",) if nodes.multiple_of > 1 else ()
 
 
-def inventory_of(pool: AwsPool) -> Inventory:
-    """Return where the instances of a pool's cluster are found.
+def inventory_of(pool: AwsPool, *, wait: Callable[[float], None] = time.sleep) -> Inventory:
+    """Return where the instances of a pool's cluster are found; `wait` sleeps where one is waited for.
 
     Raises:
         RefusedInput: The pool's base cannot be read, or is another cluster's.
@@ -141,7 +149,7 @@ def inventory_of(pool: AwsPool) -> Inventory:
     from tasks.providers.aws.base import base_of
     from tasks.providers.aws.inventory import AwsClients, Inventory
 
-    return Inventory(base=base_of(pool), clients=AwsClients.of(pool))
+    return Inventory(base=base_of(pool), clients=AwsClients.of(pool), wait=wait)
 
 
 def _program(training: ClassyTraining | ScriptTraining) -> tuple[str, ...]:

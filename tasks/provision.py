@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -22,14 +22,20 @@ ALIVE: Final = frozenset({InstanceState.PENDING, InstanceState.RUNNING})
 
 
 class Cluster:
-    """Everything of a run that runs: adopts before it creates; every method may be repeated."""
+    """Everything of a run that runs: adopts before it creates; every method may be repeated.
 
-    def __init__(self, job: JobSpec, directory: RunDirectory) -> None:
+    Args:
+        pause: Sleeps where starting waits for a machine; may raise to break the start off.
+    """
+
+    def __init__(
+        self, job: JobSpec, directory: RunDirectory, *, pause: Callable[[float], None] = time.sleep
+    ) -> None:
         self.keys = RunKeys(directory.run)
         self._job = job
         self._directory = directory
         self._provider = provider_of(job.pool, directory.path.parent, drives=True)
-        self._etcd = etcd_of(job, directory)
+        self._etcd = etcd_of(job, directory, pause=pause)
         self._attempt: Attempt | None = None
 
     @property

@@ -34,6 +34,16 @@ def test_who_asks_twice_while_nobody_listens_is_not_kept_waiting() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_a_start_that_waits_is_broken_off_where_it_waits_and_a_run_is_not() -> None:
+    with StopSignals() as signals:
+        signals.pause(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signals.pause(60)
+        signals.tell(lambda: None)
+        signals.pause(0)
+
+
 def test_what_is_left_to_do_is_not_broken_off() -> None:
     with StopSignals() as signals:
         signals.ignore()

@@ -12,8 +12,8 @@ from elastic_core.ids import instance_of
 from elastic_core.model.progress import HistoryEntry
 from flows.audience import RunSnapshot
 from flows.link import ArtifactContent
+from flows.page import page_of
 from tasks import report as reports
-from tasks.pictures import as_data_uri
 
 
 def artifacts_of(snapshot: RunSnapshot) -> Mapping[str, ArtifactContent]:
@@ -82,18 +82,5 @@ def _page(snapshot: RunSnapshot) -> ArtifactContent:
     """Return the report as a page: the final one once it is written, else how it would be now."""
     directory = snapshot.attempt.directory
     report = reports.read(directory.path) or reports.so_far(directory, snapshot.observation, now=time.time())
-    accuracy = "" if report.test_accuracy is None else f"test accuracy **{report.test_accuracy:.2%}**, "
-    spent = [
-        f"| {name.replace('_', ' ')} | {seconds:.2f} |" for name, seconds in report.ledger.items() if seconds
-    ]
-    lines = [
-        f"# {directory.run}",
-        f"attempt {report.attempt}: {report.state if directory.report_file.exists() else 'training'}",
-        f"{accuracy}{report.epochs} epochs, {report.steps} steps, {report.steps_lost} steps lost",
-        report.exactly_once,
-        f"model: `{report.model}`" if report.model else "",
-        f"all files: `{directory.path.absolute()}`",
-        *(f"![{name}]({as_data_uri(directory.path / name)})" for name in report.pictures),
-        "\n".join(["| spent on | seconds |", "|---|---|", *spent, f"| **all** | {report.wall_s:.2f} |"]),
-    ]
-    return ArtifactContent("markdown", "\n\n".join(line for line in lines if line), "Report of the run")
+    page = page_of(report, directory.path, is_over=directory.report_file.exists())
+    return ArtifactContent("markdown", page, "Report of the run")

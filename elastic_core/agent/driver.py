@@ -30,7 +30,6 @@ from elastic_core.agent.environment import WorkerSettings, base_environment, wor
 from elastic_core.agent.events import (
     AgentCommand,
     AgentEvent,
-    AgentPolicy,
     AgentStarted,
     DrainRequested,
     Exit,
@@ -67,6 +66,7 @@ from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.metadata import NoticeWatch
 from elastic_core.agent.notices import Notice
 from elastic_core.agent.outbox import Outbox
+from elastic_core.agent.policies import coordinator_policy_of, policy_of
 from elastic_core.agent.probe import ProbeServer, RingWatch, Suspicion, is_reached_by
 from elastic_core.agent.pulse_watch import PulseWatch
 from elastic_core.agent.settings import AgentSettings
@@ -88,7 +88,6 @@ from elastic_core.model.codec import decode, encode
 from elastic_core.model.failure import Failure, bound
 from elastic_core.model.messages import EnterGeneration, GroupBroken, WorkerFailed
 from elastic_core.model.node import NodePhase, NodeRecord
-from elastic_core.rendezvous.events import CoordinatorPolicy
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import Store
 
@@ -453,36 +452,6 @@ class AgentDriver:
         self._probes.close()
         self._port.release()
         self._private.remove()
-
-
-def policy_of(settings: AgentSettings) -> AgentPolicy:
-    """Return what the agent's decisions depend on."""
-    grace = settings.waits.stop_grace
-    return AgentPolicy(
-        slots=settings.slots,
-        api=settings.api,
-        stop_grace=grace,
-        outcome_timeout=settings.waits.stop + 15,
-        partial_exit=settings.waits.partial_exit,
-    )
-
-
-def coordinator_policy_of(settings: AgentSettings) -> CoordinatorPolicy:
-    """Return what the coordinator's decisions depend on."""
-    waits = settings.waits
-    return CoordinatorPolicy(
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        last_call=waits.last_call,
-        join_timeout=waits.join,
-        probe_timeout=waits.probe,
-        max_restarts=settings.max_restarts,
-        no_progress_limit=settings.no_progress_limit,
-        stop_timeout=waits.stop,
-        sizes=settings.sizes,
-        partial_exit=waits.partial_exit,
-        changes_per_hour=settings.changes_per_hour,
-    )
 
 
 def _agent_event(fact: AgentEvent | WorkerEvent) -> AgentEvent:

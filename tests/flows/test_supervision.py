@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cluster.provider import Instance, InstanceState, LaunchResult
-from elastic_core.errors import ProviderUnavailable
+from elastic_core.cluster.provider import Instance, InstanceState, LaunchRequest, LaunchResult
+from elastic_core.errors import InvalidRequest, ProviderError, ProviderUnavailable, QuotaExceeded
 from elastic_core.ids import RunId
 from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import JobSpec, NodeBounds
@@ -193,6 +193,34 @@ def test_what_ended_before_is_history_and_does_not_slow_the_first_launch(
     ) as supervision:
         supervision.until_closed(Steering(), stage.ownership)
     assert said == ["launching 2 nodes: 2 nodes more, to have 2"]
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, QuotaExceeded])
+def test_a_launch_that_can_never_succeed_ends_a_run_without_nodes(
+    stage: Stage, kind: type[ProviderError]
+) -> None:
+    def refuse(request: LaunchRequest) -> LaunchResult:
+        raise kind("not like this")
+
+    stage.provider.launch = refuse  # type: ignore[method-assign]
+    with pytest.raises(kind, match="not like this"):
+        stage.run()
+
+
+def test_a_launch_that_can_never_succeed_ends_no_training(stage: Stage) -> None:
+    def refuse(request: LaunchRequest) -> LaunchResult:
+        raise QuotaExceeded("32 vCPU is the limit")
+
+    def lose_one() -> None:
+        stage.provider.launch = refuse  # type: ignore[method-assign]
+        stage.provider.end(RUN, "node-1", detail="was killed")
+
+    def is_told(seen: Observation) -> bool:
+        return any("32 vCPU is the limit" in sentence for sentence in stage.said)
+
+    stage.acts += [when(alive(2), lose_one), when(is_told, stage.close)]
+    assert stage.run() == DONE
+    assert stage.running() == ["node-2"]
 
 
 def test_a_call_without_an_answer_is_repeated_with_its_token(stage: Stage) -> None:

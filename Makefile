@@ -49,11 +49,11 @@ demo: $(STAMP) ## Kill a node in mid-epoch, watch training go on, and prove that
 
 .PHONY: test
 test: $(STAMP) ## Run the quick tests
-	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'not slow and not docker and not aws' $(ARGS)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'not slow and not docker and not aws and not ui' $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## Run the end-to-end tests and the planted bugs (a quarter of an hour)
-	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'slow and not docker and not aws' --timeout 300 $(ARGS)
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m 'slow and not docker and not aws and not ui' --timeout 300 $(ARGS)
 
 .PHONY: test-image
 test-image: $(STAMP) ## Build the image that the tests use, of this environment: no registry is needed
@@ -63,6 +63,10 @@ test-image: $(STAMP) ## Build the image that the tests use, of this environment:
 .PHONY: test-docker
 test-docker: test-image ## Run the tests that need a Docker engine
 	@$(BIN)/python -m pytest -q -m docker --timeout 300 $(ARGS)
+
+.PHONY: test-ui
+test-ui: $(STAMP) ## Look at a run in the Prefect UI, in headless Chromium (apt-get install chromium)
+	@$(BIN)/python -m pytest -q -m ui $(ARGS)
 
 .PHONY: test-aws
 test-aws: $(STAMP) ## Run the tests of the AWS path, on the emulator

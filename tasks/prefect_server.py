@@ -99,6 +99,8 @@ def begin(home: Path = HOME, *, port: int | None = None, host: str = LOOPBACK) -
         environment={
             **{key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"},
             "PREFECT_HOME": str((home / "prefect").absolute()),
+            # Else the UI asks port 4200, whoever listens there; this way it asks where it was loaded from.
+            "PREFECT_UI_API_URL": "/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",

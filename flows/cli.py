@@ -264,6 +264,8 @@ def up(
             typer.echo(f"deployed: {name}")
         prefect_worker.begin(record)
         typer.echo(f"a worker runs them; its log: {prefect_worker.log_of(HOME)}")
+        prefect = Path(sys.executable).with_name("prefect")
+        typer.echo(f"try: PREFECT_API_URL={record.api} {prefect} deployment run elastic-train/elastic-train")
 
 
 @server.command()

@@ -14,8 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from elastic_core.agent.channel import MAX_PATH
+
 PREFIX: Final = "elastic-agent-"
 _LOCK: Final = "lock"
+_LONGEST: Final = MAX_PATH - len(f"/{PREFIX}12345678/agent.sock")
+"""Bytes of the path of a directory in which a socket has room."""
 
 
 class PrivateDirectory:
@@ -23,7 +27,7 @@ class PrivateDirectory:
 
     def __init__(self) -> None:
         """Make it, and remove those that dead agents of this user left."""
-        parent = Path(tempfile.gettempdir())
+        parent = _parent()
         _sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         draft = self.path / f"{_LOCK}.draft"
@@ -35,6 +39,12 @@ class PrivateDirectory:
         """Remove it with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _parent() -> Path:
+    """Return the temporary directory, or /tmp where its path leaves no room for a socket's."""
+    parent = Path(tempfile.gettempdir())
+    return parent if len(os.fsencode(parent)) <= _LONGEST else Path("/tmp")  # noqa: S108 (a private one below)
 
 
 def _sweep(parent: Path) -> None:

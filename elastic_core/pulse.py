@@ -81,6 +81,11 @@ class Pulse:
         name = environment.get(PULSE_FILE, "")
         return cls(Path(name) if name else None)
 
+    @property
+    def work(self) -> float:
+        """Seconds that the last finished step took of this worker alone; 0 before the first."""
+        return self._work
+
     def begin_step(self, step: int) -> None:
         """The worker begins to compute a step."""
         self._step, self._spent = step, 0.0

@@ -114,6 +114,9 @@ def _nodes(snapshot: RunSnapshot) -> Iterator[Metric]:
     warming = sum(record.phase is NodePhase.WARMING for record in seen.nodes)
     training = seen.current.group_world_size if seen.current else 0
     yield _labelled(nodes, {"training": training, "warming": warming, "registered": len(seen.nodes)})
+    alive = {record.node_id for record in seen.nodes}
+    slow = {found.node_id for found in seen.slow if found.is_slow} & alive
+    yield _gauge("elastic_slow_nodes", "Nodes that are slower than the others.", len(slow))
     wanted = seen.target.nodes if seen.target else snapshot.attempt.job.nodes.target
     yield _gauge("elastic_target_nodes", "Nodes that are wanted.", wanted)
     yield _gauge("elastic_workers", "Workers that train.", seen.current.world_size if seen.current else 0)

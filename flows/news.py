@@ -41,6 +41,11 @@ def news_between(before: Observation, after: Observation) -> Iterator[News]:
         if not failure.consequence:
             payload = {"node": instance_of(failure.node_id), "headline": failure.headline()}
             yield News(f"{PREFIX}.worker.failed", payload)
+    told = {(slow.node_id, slow.local_rank) for slow in before.slow if slow.is_slow}
+    for slow in after.slow:
+        if slow.is_slow and (slow.node_id, slow.local_rank) not in told:
+            facts = {"node": instance_of(slow.node_id), "ratio": slow.ratio, "headline": slow.headline()}
+            yield News(f"{PREFIX}.node.slow", facts)
     if after.closed is not None and before.closed is None:
         payload = {"outcome": str(after.closed.outcome), "reason": after.closed.reason}
         yield News(f"{PREFIX}.run.ended", payload)

@@ -14,6 +14,7 @@ from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.codec import encode
 from elastic_core.model.membership import Stop
 from elastic_core.model.node import NodeRecord
+from elastic_core.model.progress import SlowWorker
 from elastic_core.store.keys import RunKeys
 from flows.live import figures
 from tasks.agents import etcd_of, provider_of
@@ -118,15 +119,21 @@ def _nodes_table(rows: Sequence[dict[str, str]]) -> Table:
 def _rows(instances: Sequence[Instance], seen: Observation) -> list[dict[str, str]]:
     members = {member.node_id for entry in seen.history[-1:] for member in entry.members}
     records = {instance_of(record.node_id): record for record in seen.nodes}
-    return [_row(instance, records.get(instance.name), members) for instance in instances]
+    slow = {instance_of(found.node_id): found for found in seen.slow if found.is_slow}
+    return [
+        _row(instance, records.get(instance.name), members, slow.get(instance.name)) for instance in instances
+    ]
 
 
-def _row(instance: Instance, record: NodeRecord | None, members: set[NodeId]) -> dict[str, str]:
+def _row(
+    instance: Instance, record: NodeRecord | None, members: set[NodeId], slow: SlowWorker | None
+) -> dict[str, str]:
+    pace = f"slow: {slow.ratio:.1f} times the others' work a step" if slow and record else ""
     code = "" if instance.exit_code is None else f"exit {instance.exit_code}"
     return {
         "node": instance.name,
         "state": str(instance.state),
         "phase": str(record.phase) if record else "",
         "trains": "yes" if record and record.node_id in members else "",
-        "detail": instance.detail or code or (record.notice if record else ""),
+        "detail": instance.detail or code or (record.notice if record else "") or pace,
     }

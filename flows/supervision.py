@@ -28,9 +28,12 @@ from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId, instance_of
 from elastic_core.model.codec import encode
 from elastic_core.model.membership import Closed, Outcome, Stop, Target
+from elastic_core.model.node import NodePhase
+from elastic_core.model.progress import SlowWorker
 from elastic_core.planning.launches import LaunchLog
 from elastic_core.planning.plan import plan_cluster
 from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
+from elastic_core.planning.slowness import Keep, replace_slow
 from elastic_core.rescale.decision import Rescale, decide, describe
 from elastic_core.store.protocol import Store
 from tasks.ownership import Ownership
@@ -93,6 +96,8 @@ class Supervision:
         self._listed_at = float("-inf")
         self._ending = self._hurried = False
         self._said = ""
+        self._paces: list[SlowWorker] = []
+        self._drained: set[NodeId] = set()
         self._plan = plan_cluster(cluster.attempt.job)
         # Tokens of this process only: what another one asked for is seen in the provider's list.
         self._log = LaunchLog(owner=f"{cluster.attempt.number}-{secrets.token_hex(4)}")
@@ -140,6 +145,7 @@ class Supervision:
                 return self.stop("the time limit was reached")
             try:
                 self._follow(steering.wishes(), observation, ownership)
+                self._mind_the_slow(observation, ownership)
                 given_up = self._tend(observation, ownership)
             except LeaseLost as error:
                 raise Fenced(str(error)) from error
@@ -194,6 +200,34 @@ class Supervision:
                 return _hopeless(action)
             self._perform(action)
         return None
+
+    def _mind_the_slow(self, seen: Observation, ownership: Ownership) -> None:
+        """Tell of nodes that are slower than the others, and drain one where the job wants it replaced."""
+        for found in seen.slow:
+            if found not in self._paces:
+                self._paces.append(found)
+                self._say(found.headline())
+        if not seen.slow or self._cluster.attempt.job.health.slow_node == "warn":
+            return
+        alive = {record.node_id: record.phase for record in seen.nodes}
+        enlisted = {member.node_id for entry in seen.history[-1:] for member in entry.members}
+        members = enlisted & alive.keys()
+        ready = {node_id for node_id, phase in alive.items() if phase is NodePhase.READY}
+        action = replace_slow(
+            seen.slow,
+            members=members,
+            standbys=len(ready - members),
+            leaving={node for node in members - ready if alive[node] is NodePhase.DRAINING}
+            | (self._drained & members),
+            least=self._plan.min_nodes,
+        )
+        if isinstance(action, Keep):
+            self._say_once(action.reason)
+        elif action is not None:
+            reason = f"draining {action.node_id}: {action.reason}"
+            if ownership.write(self._cluster.keys.drain(action.node_id), action.reason.encode()):
+                self._drained.add(action.node_id)
+                self._say(reason)
 
     def _follow(self, wishes: Sequence[Rescale], seen: Observation, ownership: Ownership) -> None:
         """Write the targets that wishes lead to; a wish outside the job's limits is refused in one line."""

@@ -86,6 +86,7 @@ def gather(
         history=_with_causes(seen),
         resumptions=seen.resumptions,
         failures=seen.failures,
+        slow=seen.slow,
         result=seen.result,
         progress=seen.progress,
         lines=lines,

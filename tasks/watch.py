@@ -17,7 +17,7 @@ from elastic_core.model.codec import decode
 from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Closed, Generation, Stop, Target
 from elastic_core.model.node import NodeRecord
-from elastic_core.model.progress import HistoryEntry, Progress, Resumption, RunResult
+from elastic_core.model.progress import HistoryEntry, Progress, Resumption, RunResult, SlowWorker
 from elastic_core.store.keys import RunKeys
 from elastic_core.store.protocol import (
     Entry,
@@ -38,6 +38,7 @@ class Observation:
     Attributes:
         history: All generations of this attempt, in their order.
         failures: In the order in which the store got them.
+        slow: Workers that found themselves slower than the others, also those that recovered.
         instances: What the provider lists, ended ones too.
     """
 
@@ -46,6 +47,7 @@ class Observation:
     history: tuple[HistoryEntry, ...] = ()
     resumptions: tuple[Resumption, ...] = ()
     failures: tuple[Failure, ...] = ()
+    slow: tuple[SlowWorker, ...] = ()
     target: Target | None = None
     stop: Stop | None = None
     progress: Progress | None = None
@@ -90,6 +92,7 @@ class RunFold:
             history=self._all(keys.history),
             resumptions=self._all(keys.resumptions),
             failures=self._all(keys.failures, by_arrival=True),
+            slow=self._all(keys.slow, by_arrival=True),
             target=self._one(keys.target),
             stop=self._one(keys.stop),
             progress=self._one(keys.progress),
@@ -118,6 +121,7 @@ class RunFold:
             keys.history: HistoryEntry,
             keys.resumptions: Resumption,
             keys.failures: Failure,
+            keys.slow: SlowWorker,
         }
         if key in single:
             return single[key]

@@ -31,6 +31,7 @@ from elastic_core.agent.events import (
     WorkerEnded,
     WorkerHung,
     WorkerSpoke,
+    WritePace,
     WriteProgress,
     WriteResult,
     WriteResumption,
@@ -42,6 +43,7 @@ from elastic_core.model.failure import Failure
 from elastic_core.model.messages import (
     EnterGeneration,
     LeaveGeneration,
+    PaceChanged,
     ProgressMade,
     StepsResumed,
     StopTraining,
@@ -191,6 +193,12 @@ def pass_on(memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
         case TrainingFinished(result=result):
             return [WriteResult(result=result)]
     return []
+
+
+def tell_pace(_memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
+    """Any worker may be the slow one; what is done about it is the flow's to decide."""
+    slow = event.message.slow if isinstance(event.message, PaceChanged) else None
+    return [] if slow is None else [Say(text=slow.headline()), WritePace(slow=slow)]
 
 
 def finish(memory: AgentMemory, _event: object, _now: float) -> Commands:

@@ -56,6 +56,7 @@ from elastic_core.agent.events import (
     WorkerEnded,
     WorkerSpoke,
     WorkersStopped,
+    WritePace,
     WriteProgress,
     WriteResult,
     WriteResumption,
@@ -321,6 +322,9 @@ class AgentDriver:
             case WriteResumption(resumption=resumption):
                 key = self._keys.resumption(resumption.generation)
                 self._outbox.put(key, encode(resumption), self._node_id)
+            case WritePace(slow=slow):
+                key = self._keys.slow_worker(slow.node_id, slow.local_rank)
+                self._outbox.put(key, encode(slow), self._node_id)
             case WriteResult(result=result):
                 self._outbox.put(self._keys.result, encode(result), self._node_id)
 

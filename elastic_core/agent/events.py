@@ -14,7 +14,7 @@ from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Assignment, Closed, Generation
 from elastic_core.model.messages import AgentMessage, WorkerMessage
 from elastic_core.model.node import NodePhase
-from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.model.progress import Progress, Resumption, RunResult, SlowWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +269,13 @@ class WriteProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WritePace:
+    """Write that a worker is slower than the others, or is so no more."""
+
+    slow: SlowWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResumption:
     """Write how a generation came to its first step."""
 
@@ -346,6 +353,7 @@ AgentCommand = (
     | WriteStatus
     | ReportFailure
     | WriteProgress
+    | WritePace
     | WriteResumption
     | WriteResult
     | StartWorkers

@@ -36,6 +36,7 @@ from elastic_core.agent.memory import AgentMemory
 from elastic_core.model.messages import (
     GenerationLeft,
     GroupBroken,
+    PaceChanged,
     ProgressMade,
     StepsResumed,
     TrainingFinished,
@@ -364,6 +365,10 @@ _ANY: Final = (
         for fact in (ProgressMade, StepsResumed, TrainingFinished)
     ),
     *(
+        _row(state, PaceChanged, state, do.tell_pace, "a worker is slower than the others, or is so no more")
+        for state in (S.TRAINING, S.DRAINING)
+    ),
+    *(
         _row(state, ForceRequested, S.LEAVING, do.force, "a second signal")
         for state in AgentState
         if state is not S.ENDED
@@ -384,7 +389,7 @@ ROWS: Final[tuple[Row, ...]] = (
 _LATE: Final[tuple[type, ...]] = (
     WorkerAttached, WorkerReady, GenerationLeft, GroupBroken, WorkerFailed, ProgressMade, StepsResumed,
     TrainingFinished, GenerationPublished, ForkServerReady, Registered, TimeAdvanced, StoreSilent,
-    WorkerHung,
+    WorkerHung, PaceChanged,
 )  # fmt: skip
 """May come in any state: a worker speaks while it is being ended, a timer was set for what is past."""
 _UNIMPORTANT: Final[tuple[type, ...]] = (

@@ -10,7 +10,7 @@ from elastic_core.events.metrics import MetricLine
 from elastic_core.model.failure import Failure
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Closed
-from elastic_core.model.progress import HistoryEntry, Progress, Resumption, RunResult
+from elastic_core.model.progress import HistoryEntry, Progress, Resumption, RunResult, SlowWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class RunRecord:
         closed: How it ended.
         history: Its generations in their order.
         failures: In the order in which the store got them.
+        slow: Workers that were slower than those of other nodes.
         lines: Of all attempts, in the order of the file.
         audit: Of all attempts; None if samples were not recorded.
         earlier: The attempts before this one.
@@ -70,6 +71,7 @@ class RunRecord:
     history: tuple[HistoryEntry, ...] = ()
     resumptions: tuple[Resumption, ...] = ()
     failures: tuple[Failure, ...] = ()
+    slow: tuple[SlowWorker, ...] = ()
     result: RunResult | None = None
     progress: Progress | None = None
     lines: tuple[MetricLine, ...] = ()

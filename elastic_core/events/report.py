@@ -86,6 +86,23 @@ class FaultRow(_Part):
     steps_lost: int = Field(description="Finished steps that had to be done again.")
 
 
+class SlowRow(_Part):
+    """A worker that held up the others, by its own work without the time in collectives."""
+
+    headline: str = Field(description="The one line to read first.")
+    node_id: str
+    rank: int
+    local_rank: int
+    generation: int
+    step: int = Field(description="At which it was found, or found to have recovered.")
+    is_slow: bool = Field(description="Whether it was so to the end.")
+    ratio: float = Field(description="Times as long as the others.")
+    seconds: float = Field(description="Of its own work a step.")
+    others: float = Field(description="The same of the middle one of the other nodes' workers.")
+    looks: int = Field(description="Steps that it was judged by; very short ones are put together.")
+    wall_time: float
+
+
 class EpochRow(_Part):
     """The samples of one epoch that the model has seen."""
 
@@ -164,6 +181,9 @@ class RunReport(_Part):
     ledger: dict[Spent, float] = Field(description="Seconds by class; they sum up to `wall_s`.")
     goodput: float = Field(description="Share of the wall time in which the model learned something new.")
     faults: tuple[FaultRow, ...]
+    slow_workers: tuple[SlowRow, ...] = Field(
+        (), description="Workers that were found to be slower than those of other nodes."
+    )
     whole: WholeRun | None = Field(None, description="All attempts of the run together.")
     model: str = Field(description="Path of the trained model, empty if there is none.")
     checkpoint_failures: int = Field(0, description="Durable checkpoints that could not be written.")
@@ -246,6 +266,7 @@ def build_report(record: RunRecord, enclosures: Enclosures | None = None) -> Run
         ledger=seconds,
         goodput=round(seconds[Spent.TRAIN] / wall_s, 4) if wall_s else 0.0,
         faults=tuple(_fault(change) for change in ledger.faults()),
+        slow_workers=tuple(SlowRow(headline=slow.headline(), **asdict(slow)) for slow in record.slow),
         whole=_whole(record, seconds),
         model=record.result.model if record.result else "",
         **_checkpoint_trouble(record),

@@ -306,6 +306,11 @@ class HealthPolicy(_Model):
         description="A worker that makes no step for so many seconds is replaced; 0: twenty times its "
         "longest step, at least 30 s, and 300 s for its first one.",
     )
+    slow_node: Literal["warn", "replace"] = Field(
+        "warn",
+        description="A node whose own work takes half as long again as the others' (trainers of the "
+        "elastic API only) is told of, or drained and replaced.",
+    )
     partial_exit: float = Field(
         3600, gt=0, description="Once a worker ended with code 0, the others may run on for so many seconds."
     )

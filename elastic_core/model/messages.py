@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Assignment, Cause, Generation
-from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.model.progress import Progress, Resumption, RunResult, SlowWorker
 
 # ---- worker to agent -------------------------------------------------------------------------
 
@@ -70,6 +70,14 @@ class StepsResumed:
 
     resumption: Resumption
     kind: Literal["steps_resumed"] = "steps_resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceChanged:
+    """The worker found itself slower than those of other nodes, or not any more."""
+
+    slow: SlowWorker
+    kind: Literal["pace_changed"] = "pace_changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +142,7 @@ WorkerMessage = Annotated[
     | GenerationLeft
     | ProgressMade
     | StepsResumed
+    | PaceChanged
     | TrainingFinished
     | WorkerFailed,
     Field(discriminator="kind"),

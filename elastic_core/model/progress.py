@@ -88,6 +88,41 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowWorker:
+    """A worker that holds up the others; the value of `slow/{node_id}/{local_rank}`.
+
+    Attributes:
+        step: The step at which it was found, or found to have recovered.
+        is_slow: Whether it still is, as far as it knows.
+        ratio: Times as long as the others.
+        seconds: Of its own work a step, without waiting for peers.
+        others: The same of the middle one of the other nodes' workers.
+        looks: Steps that it was judged by; very short ones are put together.
+    """
+
+    node_id: NodeId
+    rank: int
+    local_rank: int
+    generation: int
+    step: int
+    is_slow: bool
+    ratio: float
+    seconds: float
+    others: float
+    looks: int
+    wall_time: float = 0.0
+
+    def headline(self) -> str:
+        """Return the line that a person reads: who, how slow, and by what that is known."""
+        who = f"rank {self.rank} on node {self.node_id}"
+        evidence = f"{self.seconds:.3g} s of its own work a step, the others {self.others:.3g} s"
+        by = f"{evidence}, over {self.looks} steps up to step {self.step}"
+        if self.is_slow:
+            return f"{who} is slow: {self.ratio:.1f} times as long as the others ({by})"
+        return f"{who} is slow no more ({by})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a finished training hands over; the value of `result`, from rank 0.
 

@@ -14,6 +14,7 @@
     /elastic/{run}/history/{g}                 HistoryEntry, written with `current`
     /elastic/{run}/resumed/{g}                 Resumption, from the generation's rank 0
     /elastic/{run}/failures/{g}/{node_id}      Failure, bounded in size
+    /elastic/{run}/slow/{node_id}/{local_rank} SlowWorker, from the worker that found itself slow
     /elastic/{run}/recall                      torchrun only: number of the round whose members are due
     /elastic/{run}/rounds/{g}/                 torchrun only: what the agents of a round tell each other
 
@@ -141,6 +142,15 @@ class RunKeys:
     def failure(self, number: int, node_id: NodeId) -> str:
         """One node's failure in one generation."""
         return f"{self.failures}{number:08d}/{node_id}"
+
+    @property
+    def slow(self) -> str:
+        """Prefix of all workers that hold up the others."""
+        return f"{self.prefix}slow/"
+
+    def slow_worker(self, node_id: NodeId, local_rank: int) -> str:
+        """What one worker found of its own pace."""
+        return f"{self.slow}{node_id}/{local_rank}"
 
     @property
     def recall(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,15 @@ class Act:
     """What a worker does before it computes a step, the first time it comes there.
 
     Attributes:
-        kind: "die" and "freeze" by signal, "raise" an error, "hold" until `gate` is opened for writing.
+        kind: "die" and "freeze" by signal, "raise" an error, "hold" until `gate` is opened for writing,
+            "throttle": take `seconds` longer for this step and all that follow.
         gate: A named pipe.
     """
 
     step: int
-    kind: Literal["die", "freeze", "raise", "hold"]
+    kind: Literal["die", "freeze", "raise", "hold", "throttle"]
     gate: str = ""
+    seconds: float = 0.0
 
     def perform(self) -> None:
         """Do it."""
@@ -65,11 +68,15 @@ def run(
     os.dup2(log, 1)
     os.dup2(log, 2)
     pending = {act.step: act for act in acts}
+    held_up_s = 0.0
 
     def before_step(step: int) -> None:
+        nonlocal held_up_s
         act = pending.pop(step, None)
         if act is not None:
             act.perform()
+            held_up_s = act.seconds or held_up_s
+        time.sleep(held_up_s)
 
     clock = SystemClock()
     settings = LoopSettings.from_environment(

@@ -29,6 +29,7 @@ from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.pulse import Pulse
 from elastic_core.trainer.meeting import Meeting, MeetingFailed
 from elastic_core.trainer.order import shards_of
+from elastic_core.trainer.pace import Load
 from elastic_core.trainer.snapshot import Layout, put_together, take_apart
 from elastic_core.trainer.sockets import Connections, interface_of
 
@@ -36,6 +37,8 @@ Backend = Literal["gloo", "nccl"]
 
 _INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _CPU: Final = torch.device("cpu")
+_LOAD: Final = 3
+"""Numbers of a `Load`."""
 
 
 class GroupBroken(ElasticError):
@@ -114,6 +117,10 @@ class Group:
         self._left = threading.Event()
         self._why = ""
         self._wishes = Wishes()
+        self.load = Load()
+        """What the step before was for this worker; the others learn of it in the next reduction."""
+        self.loads: tuple[Load, ...] = ()
+        """What it was for each rank, as of the last reduction."""
         self._connections: Connections | None = None
         self._kept: tuple[object, ...] = ()
         """What a collective that broke may still refer to."""
@@ -248,8 +255,8 @@ class Group:
         self._wishes = self._wishes | wishes
 
     def reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all ranks, in its own memory, and learn of all ranks' wishes."""
-        wishes = self._wishes_tensor()
+        """Sum a tensor over all ranks, in its own memory, and learn of all ranks' wishes and loads."""
+        wishes = self._word()
         with self._collective():
             if self.world_size > 1:
                 # Beside the sum and not in it: copying a large model's gradients would cost more.
@@ -267,7 +274,7 @@ class Group:
             raise ValueError(f"rank {self.rank} gave shards {list(shards)}: it has {list(numbers)}")
         example = shards[numbers[0]]
         gathered = [torch.empty_like(example) for _ in range(self.world_size)]
-        wishes, result = self._wishes_tensor(), torch.empty_like(example)
+        wishes, result = self._word(), torch.empty_like(example)
         with self._collective():
             if self.world_size > 1:
                 dist.all_reduce(wishes)
@@ -320,15 +327,18 @@ class Group:
         else:
             gathered[0] = own
 
-    def _wishes_tensor(self) -> torch.Tensor:
-        wishes = self._wishes
-        return torch.tensor(
-            [wishes.leave, wishes.stop, wishes.save], dtype=torch.float32, device=self._device
-        )
+    def _word(self) -> torch.Tensor:
+        """Return what this rank says beside a sum: its wishes, and its load in a place of its own."""
+        wishes, load = self._wishes, self.load
+        before, after = [0.0] * (_LOAD * self.rank), [0.0] * (_LOAD * (self.world_size - self.rank - 1))
+        own = [load.seconds, load.samples, load.node]
+        word = [wishes.leave, wishes.stop, wishes.save, *before, *own, *after]
+        return torch.tensor(word, dtype=torch.float32, device=self._device)
 
     def _agree(self, total: torch.Tensor) -> None:
-        leave, stop, save = (count > 0 for count in total.tolist())
-        self.agreed = self.agreed | Wishes(leave, stop, save)
+        leave, stop, save, *rest = total.tolist()
+        self.agreed = self.agreed | Wishes(leave > 0, stop > 0, save > 0)
+        self.loads = tuple(Load(*rest[at : at + _LOAD]) for at in range(0, len(rest), _LOAD))
 
     def _check(self) -> None:
         if self._left.is_set():
@@ -339,6 +349,8 @@ class Group:
         """Turn every failure of a collective into `GroupBroken`."""
         self._check()
         try:
+            if self._backend == "nccl":  # what the device still computes is this worker's own work
+                torch.cuda.current_stream().synchronize()
             with self._pulse.waiting():
                 yield
                 if self._backend == "nccl":

@@ -19,9 +19,10 @@ import structlog
 from elastic_core.clock import Clock
 from elastic_core.errors import RefusedInput
 from elastic_core.exits import ExitCode
+from elastic_core.ids import NodeId
 from elastic_core.model.job import CheckpointPolicy
 from elastic_core.model.membership import Cause
-from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.model.progress import Progress, Resumption, RunResult, SlowWorker
 from elastic_core.pulse import Doing
 from elastic_core.trainer.audit_log import AuditLog
 from elastic_core.trainer.checkpoint import Checkpoint, Manifest, Token
@@ -29,6 +30,7 @@ from elastic_core.trainer.checkpoint_writer import CheckpointWriter
 from elastic_core.trainer.group import Backend, Group, GroupBroken
 from elastic_core.trainer.interval import CheckpointInterval
 from elastic_core.trainer.journal import Journal
+from elastic_core.trainer.pace import Load, PaceDetector
 from elastic_core.trainer.session import FOLLOWER_PROGRESS_S, PROGRESS_S, Order, Session
 from elastic_core.trainer.trainee import StepReport, Trainee
 
@@ -142,6 +144,8 @@ class ElasticLoop:
         )
         self._held_up_s = 0.0
         self._times = _Times()
+        self._node = 0
+        self._pace = PaceDetector()
         run_dir = settings.run_dir
         name = f"{settings.node_id}-{settings.local_rank}.jsonl"
         samples = run_dir / "samples" / name if run_dir and settings.audit else None
@@ -168,6 +172,7 @@ class ElasticLoop:
         """Go through one generation; return whether the job is complete."""
         group: Group | None = None
         self._times.assigned = order.received_at
+        self._node = order.message.assignment.group_rank
         self._session.pulse.do(Doing.OTHER)
         if order.message.generation.cause in (Cause.LOSS, Cause.FAILURE):
             self._interval.broke()
@@ -291,10 +296,13 @@ class ElasticLoop:
         trainee = self._trainee
         step, start = trainee.step, self._clock.monotonic()
         self._session.pulse.begin_step(step)
+        ids = trainee.sample_ids(group)
         if self._settings.audit:
-            self._audit.step_begun(epoch=trainee.epoch, step=step, ids=trainee.sample_ids(group))
+            self._audit.step_begun(epoch=trainee.epoch, step=step, ids=ids)
         report = trainee.train_step(group)
         self._session.pulse.end_step()
+        self._compare(group, step)
+        group.load = Load(self._session.pulse.work, len(ids), self._node)
         if self._settings.audit:
             self._audit.step_committed(step)
         self._samples += report.samples
@@ -306,6 +314,27 @@ class ElasticLoop:
         self._times.last_step = self._clock.wall()
         if self._writer is not None and group.rank == 0 and not group.agreed:
             self._save_if_due(self._writer)
+
+    def _compare(self, group: Group, step: int) -> None:
+        """Judge this worker's pace by what the step before took of all, and tell a change."""
+        pace = self._pace.look(group.loads, group.rank)
+        if pace is None:
+            return
+        slow = SlowWorker(
+            node_id=NodeId(self._settings.node_id),
+            rank=group.rank,
+            local_rank=self._settings.local_rank,
+            generation=group.seat.generation,
+            step=step,
+            is_slow=pace.is_slow,
+            ratio=round(pace.ratio, 2),
+            seconds=pace.seconds,
+            others=pace.others,
+            looks=pace.looks,
+            wall_time=self._clock.wall(),
+        )
+        log.warning(slow.headline())
+        self._session.report_pace(slow)
 
     def _tell_step(self, group: Group, report: StepReport, speed: float) -> None:
         metrics = {**report.metrics, "images_per_s": speed}

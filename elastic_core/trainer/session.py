@@ -25,6 +25,7 @@ from elastic_core.model.messages import (
     EnterGeneration,
     GenerationLeft,
     LeaveGeneration,
+    PaceChanged,
     ProgressMade,
     StepsResumed,
     StopTraining,
@@ -33,7 +34,7 @@ from elastic_core.model.messages import (
     WorkerReady,
 )
 from elastic_core.model.messages import GroupBroken as GroupBrokenMessage
-from elastic_core.model.progress import Progress, Resumption, RunResult
+from elastic_core.model.progress import Progress, Resumption, RunResult, SlowWorker
 from elastic_core.pulse import Pulse
 from elastic_core.trainer.group import Backend, Group, GroupBroken, Seat, Wishes
 
@@ -258,6 +259,10 @@ class Session:
     def report_resumption(self, resumption: Resumption) -> None:
         """Say how a generation came to its first step."""
         self._link.send(StepsResumed(resumption=resumption))
+
+    def report_pace(self, slow: SlowWorker) -> None:
+        """Say that this worker is slower than those of other nodes, or is so no more."""
+        self._link.send(PaceChanged(slow=slow))
 
     def report_finished(self, result: RunResult) -> None:
         """Say that the job is complete."""

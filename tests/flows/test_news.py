@@ -7,6 +7,7 @@ from elastic_core.model.membership import Cause, Closed, Member, Outcome, Target
 from elastic_core.model.progress import HistoryEntry
 from flows.news import news_between
 from tasks.watch import Observation
+from tests.elastic_core.planning.test_slowness import SLOW
 from tests.flows.test_live import ENTRY, GENERATION
 
 NOTHING = Observation()
@@ -55,6 +56,15 @@ def test_another_size_and_the_end_are_told_once() -> None:
     assert (rescaled.name, rescaled.payload) == ("elastic.run.rescaled", {"from": 2, "to": 3})
     assert ended.payload == {"outcome": "failed", "reason": "ValueError: bad label 7"}
     assert told(after, after) == []
+
+
+def test_a_slow_node_is_told_once_with_its_evidence_and_its_recovery_is_no_event() -> None:
+    after = Observation(slow=(SLOW,))
+    (news,) = news_between(NOTHING, after)
+    assert news.name == "elastic.node.slow"
+    assert news.payload == {"node": "b", "ratio": 2.0, "headline": SLOW.headline()}
+    assert told(after, after) == []
+    assert told(after, Observation(slow=(replace(SLOW, is_slow=False),))) == []
 
 
 def test_the_first_target_is_no_rescale() -> None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from elastic_core.cluster.provider import Instance, InstanceState, LaunchRequest, LaunchResult
 from elastic_core.errors import InvalidRequest, ProviderError, ProviderUnavailable, QuotaExceeded
-from elastic_core.ids import RunId
+from elastic_core.ids import NodeId, RunId
 from elastic_core.model.codec import decode, encode
-from elastic_core.model.job import JobSpec, NodeBounds
-from elastic_core.model.membership import Closed, Outcome, Stop, Target
+from elastic_core.model.job import HealthPolicy, JobSpec, NodeBounds
+from elastic_core.model.membership import Cause, Closed, Outcome, Stop, Target
+from elastic_core.model.node import NodePhase
 from elastic_core.rescale.decision import Rescale
 from elastic_core.store.keys import RunKeys
 from elastic_core.testing.fake_provider import FakeProvider
@@ -23,6 +25,9 @@ from tasks.agents import Attempt
 from tasks.ownership import Ownership
 from tasks.runs import RunDirectory
 from tasks.watch import Observation
+from tests.elastic_core.planning.test_slowness import SLOW
+from tests.flows.test_live import record
+from tests.flows.test_news import entry
 
 RUN = RunId("digits-1")
 KEYS = RunKeys(RUN)
@@ -320,3 +325,36 @@ def test_ended_agents_are_not_waited_for(stage: Stage) -> None:
     for name in stage.running():
         stage.provider.end(RUN, name, exit_code=0)
     assert [node.exit_code for node in stage.supervision.wait_left().instances] == [0, 0]
+
+
+def seat(stage: Stage, *nodes: str) -> None:
+    """Let these nodes be registered and form the current generation."""
+    for node in nodes:
+        stage.store.put(KEYS.node(NodeId(node)), encode(record(node, NodePhase.READY)))
+    stage.store.put(KEYS.history_entry(1), encode(entry(1, Cause.START, *nodes)))
+
+
+@pytest.mark.parametrize("policy", ["warn", "replace"])
+def test_a_slow_node_is_told_of_and_drained_where_the_job_wants_it_replaced(
+    stage: Stage, policy: Literal["warn", "replace"]
+) -> None:
+    health = HealthPolicy(slow_node=policy)
+    cluster = stage.supervision._cluster
+    cluster.attempt = replace(cluster.attempt, job=JOB.model_copy(update={"health": health}))
+    drain = KEYS.drain(SLOW.node_id)
+
+    def slow_down() -> None:
+        seat(stage, "a.1", "b.1", "c.1")
+        stage.store.put(KEYS.slow_worker(SLOW.node_id, 0), encode(SLOW))
+
+    def is_answered(seen: Observation) -> bool:
+        is_drained = stage.store.read(drain) is not None
+        return SLOW.headline() in stage.said and is_drained == (policy == "replace")
+
+    stage.acts += [when(alive(2), slow_down), when(is_answered, stage.close)]
+    stage.run()
+    found = stage.store.read(drain)
+    assert (found.value.decode() if found else "") == (SLOW.headline() if policy == "replace" else "")
+    assert stage.said.count(SLOW.headline()) == 1
+    drained = [said for said in stage.said if said.startswith("draining b.1: rank 1 on node b.1 is slow")]
+    assert len(drained) == (policy == "replace")

@@ -15,10 +15,13 @@ from elastic_core.agent.events import (
     StopWorkers,
     WakeAt,
     WorkerHung,
+    WorkerSpoke,
     WorkersStopped,
+    WritePace,
     WriteStatus,
 )
 from elastic_core.agent.table import AgentState
+from elastic_core.model.messages import PaceChanged
 from elastic_core.model.node import NodePhase
 from tests.elastic_core.agent.scenes import (
     ME,
@@ -38,6 +41,7 @@ from tests.elastic_core.agent.scenes import (
     torchrun,
     without_me,
 )
+from tests.elastic_core.planning.test_slowness import SLOW
 
 
 @scene
@@ -173,3 +177,13 @@ def test_an_unreadable_program_ends_only_this_node() -> None:
         assert unfit.acts[-1] == Exit(code=1, reason="script 'x.py' cannot be read")
     warming = Scene("elastic").after([AgentStarted(), Registered(node_id=ME)])
     assert warming.tell(NodeUnfit(reason="script")).state is AgentState.LEAVING
+
+
+@scene
+def test_a_worker_that_finds_itself_slow_is_told_also_while_its_node_leaves() -> None:
+    slow = WorkerSpoke(local_rank=0, message=PaceChanged(slow=SLOW))
+    for node in (elastic(published(1)), elastic(published(1), SIGTERM)):
+        state = node.state
+        node.tell(slow)
+        assert node.commands[-2:] == [Say(text=SLOW.headline()), WritePace(slow=SLOW)]
+        assert node.state is state

@@ -16,6 +16,7 @@ from tests.elastic_core.events.records import (
     step,
 )
 from tests.elastic_core.events.schema import SCHEMA_FILE, schema_text
+from tests.elastic_core.planning.test_slowness import SLOW
 
 
 def succeeded() -> RunReport:
@@ -164,3 +165,9 @@ def test_checkpoints_that_failed_are_told_with_the_reason_of_the_last() -> None:
     )
     report = build_report(record(progress=progress))
     assert (report.checkpoint_failures, report.checkpoint_trouble) == (2, "disk full")
+
+
+def test_a_slow_worker_is_a_row_with_its_evidence() -> None:
+    (row,) = build_report(record(slow=(SLOW,))).slow_workers
+    assert (row.node_id, row.ratio, row.seconds, row.others, row.step) == ("b.1", 2.0, 0.4, 0.2, 90)
+    assert row.headline.startswith("rank 1 on node b.1 is slow: 2.0 times as long as the others")

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore
 
 from elastic_core.testing.sessions import DEADLINE_S, FORKS, free_port
 from elastic_core.trainer.group import Group, GroupBroken, Seat, Wishes
+from elastic_core.trainer.pace import Load
 from elastic_core.trainer.sockets import Connections, interface_of
 
 Work = Callable[..., Any]
@@ -108,6 +109,16 @@ def _one_wishes(group: Group) -> list[Wishes]:
 def test_a_wish_is_known_to_all_ranks_at_the_same_step() -> None:
     expected = [Wishes(), Wishes(leave=True), Wishes(leave=True, stop=True, save=True)]
     assert together(_one_wishes, 2) == [expected, expected]
+
+
+def _loads(group: Group) -> list[Load]:
+    group.load = Load(0.25 * (group.rank + 1), 4.0, group.rank)
+    group.reduce(torch.zeros(2))
+    return list(group.loads)
+
+
+def test_the_load_of_each_rank_is_known_to_all() -> None:
+    assert together(_loads, 2) == [[Load(0.25, 4.0, 0.0), Load(0.5, 4.0, 1.0)]] * 2
 
 
 def _shard_values() -> list[torch.Tensor]:

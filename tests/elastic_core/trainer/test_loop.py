@@ -13,6 +13,7 @@ from elastic_core.model.membership import Cause
 from elastic_core.model.messages import (
     GenerationLeft,
     GroupBroken,
+    PaceChanged,
     ProgressMade,
     StepsResumed,
     TrainingFinished,
@@ -343,3 +344,25 @@ def test_deterministic_training_is_bitwise_equal_through_changes_of_the_world(tm
     assert difference(tmp_path, job) == 0
     assert read_audit(tmp_path).is_exactly_once(50, 3)
     assert {line["world_size"] for line in read_metrics(tmp_path)} == {1, 2, 3}
+
+
+@pytest.mark.slow
+def test_a_worker_throttled_to_half_its_speed_finds_itself_within_fifty_steps_and_no_other_does(
+    tmp_path: Path,
+) -> None:
+    begins = 20
+    with Sessions(tmp_path, ToyJob(epochs=20)) as run:
+        first = run.start("a", Act(0, "throttle", seconds=0.03))
+        second = run.start(
+            "b", Act(0, "throttle", seconds=0.03), Act(begins, "throttle", seconds=0.06 + 0.03)
+        )
+        run.publish(first, second)
+        slow = second.wait_for(PaceChanged).slow
+        first.stop(save=False)
+        second.stop(save=False)
+        assert (first.exit_code(), second.exit_code()) == (75, 75)
+    assert (slow.node_id, slow.rank, slow.is_slow) == ("b", 1, True)
+    assert begins < slow.step <= begins + 50
+    assert slow.ratio >= 1.5
+    assert not [message for message in first.heard if isinstance(message, PaceChanged)]
+    assert "rank 1 on node b is slow: " in second.output()

@@ -44,10 +44,11 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
     """Start a program as leader of its own session, its output appended to `log`; return its pid.
 
     It outlives us: no terminal, no process group and no pipe ties it to its starter. Signals that
-    we ignore (a shell's background jobs ignore SIGINT) are not ignored by it.
+    we ignore (a shell's background jobs ignore SIGINT) are not ignored by it. On return its
+    environment can be read: whoever looks for its mark finds it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    return os.posix_spawnp(
+    pid = os.posix_spawnp(
         command[0],
         list(command),
         dict(environment),
@@ -59,6 +60,19 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
         setsid=True,
         setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
     )
+    if environment:
+        _wait_for_environment(pid)
+    return pid
+
+
+def _wait_for_environment(pid: int, timeout_s: float = 1.0) -> None:
+    """Wait out the instant within exec when the old memory is gone and /proc shows nothing of the new one.
+
+    posix_spawn comes back at its beginning, and the kernel tells nobody about its end.
+    """
+    deadline = time.monotonic() + timeout_s
+    while _parts(pid, "environ") == [""] and identify(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.0005)
 
 
 def is_running(process: ProcessIdentity) -> bool:

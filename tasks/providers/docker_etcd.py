@@ -188,6 +188,7 @@ def _flags(home: Path) -> list[str]:
         *("--advertise-client-urls", f"http://{ETCD}:{DEFAULT_PORT}"),
         *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
         *("--initial-cluster", f"elastic={peers}"),
+        "--logger=zap",  # etcd 3.4 writes to one place only by its default
         *("--log-outputs", f"stderr,{home / 'etcd.log'}"),
         *upkeep_flags(EtcdOptions()),
     ]

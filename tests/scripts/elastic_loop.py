@@ -39,7 +39,9 @@ def main() -> None:
     ).double()
     model = DistributedDataParallel(layers) if dist.is_initialized() else layers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    snapshot = elastic.Snapshot(directory=options.directory / "alone", model=model, optimizer=optimizer)
+    snapshot = elastic.Snapshot(
+        directory=options.directory / "alone", every=1, model=model, optimizer=optimizer
+    )
     sampler = elastic.sampler(SAMPLES, global_batch=GLOBAL_BATCH)
     dataset = torch.utils.data.TensorDataset(points, labels)
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=options.loaders)

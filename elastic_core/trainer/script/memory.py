@@ -123,7 +123,13 @@ class MemorySnapshots:
 class Pace:
     """After how many steps the next snapshot is worth its time: every one, unless copying is slow."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 0) -> None:
+        """Begin to measure.
+
+        Args:
+            every: Fixed number of steps; 0: as cost says.
+        """
+        self._fixed = every
         self._step_s = 0.0
         self._copy_s = 0.0
 
@@ -138,8 +144,8 @@ class Pace:
     @property
     def every(self) -> int:
         """Steps from one snapshot to the next."""
-        if not self._step_s or not self._copy_s:
-            return 1
+        if self._fixed or not self._step_s or not self._copy_s:
+            return self._fixed or 1
         return max(1, ceil(self._copy_s / (_PART * self._step_s)))
 
 

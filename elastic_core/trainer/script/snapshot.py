@@ -53,7 +53,9 @@ class Snapshot:
     current: ClassVar[Snapshot | None] = None
     """The one that the functions of `trainer.elastic` act on: a script has one training."""
 
-    def __init__(self, *, directory: str | Path | None = None, seed: int = 0, **parts: Stateful) -> None:
+    def __init__(
+        self, *, directory: str | Path | None = None, seed: int = 0, every: int = 0, **parts: Stateful
+    ) -> None:
         """Restore the newest state there is into the parts, or begin at step 0.
 
         With several workers the process group must have been formed.
@@ -61,6 +63,7 @@ class Snapshot:
         Args:
             directory: Where records and checkpoints go if no agent says so; None: nowhere.
             seed: Of the order of the samples, and of what model and augmentation draw.
+            every: Steps from one snapshot in memory to the next; 0: so that copying takes at most a twentieth of the time.
             parts: Model, optimizer, schedule… by a name of your choice.
 
         Raises:
@@ -77,7 +80,7 @@ class Snapshot:
         self._place = Surroundings.of(os.environ, Path(directory) if directory else None)
         self._group = Group.of_program(self._place.generation, world_size=self._place.world_size)
         self._memory = self._open_memory()
-        self._pace = Pace()
+        self._pace = Pace(every)
         self._samples = 0
         self._total = 0
         self._figures: dict[str, float] = {}

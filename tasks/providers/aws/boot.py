@@ -136,6 +136,7 @@ class EtcdBoot(Boot):
             *("--client-cert-auth", f"--trusted-ca-file={tls / certificates.CA}"),
             f"--cert-file={tls / certificates.SERVER}.pem",
             f"--key-file={tls / certificates.SERVER}.key",
+            "--logger=zap",  # etcd 3.4 writes to one place only by its default
             f"--log-outputs=stderr,{self.home / 'etcd.log'}",
             *upkeep_flags(EtcdOptions()),
         ]

@@ -24,7 +24,7 @@ from elastic_core.cluster.provider import (
     LaunchRequest,
     LaunchResult,
 )
-from elastic_core.errors import InsufficientCapacity, ProviderError
+from elastic_core.errors import InsufficientCapacity, ProviderError, QuotaExceeded
 from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.providers.aws.base import Base
@@ -95,7 +95,8 @@ class AwsProvider:
 
         Raises:
             InsufficientCapacity: Not a single node could be had anywhere.
-            QuotaExceeded: The account's limit is reached; no other zone is tried.
+            QuotaExceeded: Not a single node is within the account's limit or the budget; no other zone is
+                tried.
         """
         self._looks.pop(request.run, None)
         known = self._known(request.run)
@@ -105,7 +106,13 @@ class AwsProvider:
         if wanted > 0:
             version = self._template_version(request)
             for zone, market in self._plan(known):
-                got, why = self._order(request, version, zone, market, wanted)
+                try:
+                    got, why = self._order(request, version, zone, market, wanted)
+                except QuotaExceeded as error:
+                    if not mine:
+                        raise
+                    reasons.append(str(error))  # of the rest; what was launched counts
+                    break
                 mine += got
                 wanted -= len(got)
                 reasons += why

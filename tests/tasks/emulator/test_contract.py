@@ -137,9 +137,16 @@ def test_an_instance_shuts_down_before_it_is_terminated(account: Account) -> Non
 
 
 def test_the_network_interface_ends_with_its_instance(account: Account) -> None:
+    before = interfaces(account)  # those of the mount targets
     name = fleet(account, 1)["Instances"][0]["InstanceIds"][0]
+    assert len(interfaces(account) - before) == 1
     account.client("ec2").terminate_instances(InstanceIds=[name])
-    assert account.client("ec2").describe_network_interfaces()["NetworkInterfaces"] == []
+    assert interfaces(account) == before
+
+
+def interfaces(account: Account) -> set[str]:
+    found = account.client("ec2").describe_network_interfaces()["NetworkInterfaces"]
+    return {interface["NetworkInterfaceId"] for interface in found}
 
 
 def test_a_file_systems_policy_can_be_deleted(account: Account) -> None:

@@ -1,0 +1,23 @@
+"""Processes that outlive their starter are found by what they carry."""
+
+import os
+import signal
+from pathlib import Path
+
+from tasks.process import carrying, spawn
+
+FILLING = {f"FILLING_{number}": "x" * 100 for number in range(100)}
+"""It takes the kernel a moment to hand these over."""
+
+
+def test_a_process_is_found_by_its_mark_as_soon_as_it_was_started(tmp_path: Path) -> None:
+    for number in range(20):
+        mark = f"{tmp_path}/{number}"
+        pid = spawn(
+            ["sleep", "60"], environment={**FILLING, "PATH": os.environ["PATH"], "MARK": mark}, log=tmp_path / "log"
+        )
+        try:
+            assert [process.pid for process in carrying("MARK", mark)] == [pid]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from tasks.process import carrying, spawn
@@ -14,9 +15,12 @@ def test_a_process_is_found_by_its_mark_as_soon_as_it_was_started(tmp_path: Path
     for number in range(20):
         mark = f"{tmp_path}/{number}"
         pid = spawn(
-            ["sleep", "60"], environment={**FILLING, "PATH": os.environ["PATH"], "MARK": mark}, log=tmp_path / "log"
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            environment={**FILLING, "MARK": mark},
+            log=tmp_path / "log",
         )
         try:
+            assert f"MARK={mark}" in Path(f"/proc/{pid}/environ").read_text()
             assert [process.pid for process in carrying("MARK", mark)] == [pid]
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -27,6 +27,8 @@ class ExitCode(IntEnum):
     """Too few nodes came within the join timeout."""
     NO_PROGRESS = 70
     """Generations followed each other without a new step."""
+    UNFIT = 72
+    """This node cannot train: a pre-flight check failed, which the message names. Others may."""
     PREEMPTED = 75
     """Stopped on purpose and resumable: the next start goes on at the saved step."""
 

@@ -77,6 +77,7 @@ class Attempt:
             f"hang_timeout={job.health.hang_timeout},partial_exit_timeout={job.health.partial_exit}",
             f"--max-restarts={job.max_restarts}",
             f"--changes-per-hour={job.nodes.changes_per_hour}",
+            *(() if job.health.preflight else ("--preflight=off",)),
             f"--run-dir={directory}",
             f"--job={directory / 'job.json'}",
             *(("--notices=imds",) if isinstance(job.pool, AwsPool) else ()),

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import shutil
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from elastic_core.agent import fitness
 from elastic_core.agent.address import PORTS, address_towards, interface_of
+from elastic_core.agent.preflight import ask_child, look_at_places
 from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.model.job import AwsPool
 from elastic_core.store.endpoint import Endpoint, parse_endpoints
@@ -29,6 +32,8 @@ from tasks.prefect_server import HOME
 GIB: Final = 2**30
 LEAST_DISK: Final = 1 * GIB
 ENOUGH_DISK: Final = 5 * GIB
+COMPUTE_S: Final = 60.0
+"""For a child that has to import torch first."""
 MAX_SKEW_S: Final = 5.0
 _SOMEWHERE: Final = Endpoint("192.0.2.1", 9)
 """An address of nobody (RFC 5737): the route to it is the route to other machines; nothing is sent."""
@@ -70,7 +75,6 @@ def examine(
         aws: The cluster to look at, with pool aws.
     """
     yield _etcd()
-    yield _torch()
     yield _disk(runs)
     yield _ports()
     yield _hostname()
@@ -86,6 +90,7 @@ def examine(
         yield answer
         if answer.grade is Grade.GOOD:
             yield _clock(endpoint)
+    yield from _computing()
 
 
 # ---- this machine --------------------------------------------------------------------------------
@@ -98,19 +103,27 @@ def _etcd() -> Finding:
         return _bad("etcd", "no program", refusal.problems[0])
 
 
-def _torch() -> Finding:
+def _computing() -> Iterator[Finding]:
+    """Look as a node does before it can be counted on."""
     if importlib.util.find_spec("torch") is None:
-        return _bad("torch", "not installed", "pip install torch")
-    return _good("torch", "installed")
+        yield _bad("torch", "not installed", "pip install torch")
+        return
+    command = [sys.executable, "-m", fitness.__name__]
+    for found in ask_child(
+        command, patience_s=COMPUTE_S, checks=fitness.CHECKS, remedy="reinstall torch, or see what runs here"
+    ):
+        grade = Grade.BAD if found.remedy else Grade.GOOD
+        yield Finding(name=found.check, grade=grade, told=found.told, remedy=found.remedy)
 
 
 def _disk(runs: Path) -> Finding:
     place = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    (found,) = look_at_places({"disk": str(place)})
+    if found.remedy:
+        return _bad("disk", found.told, f"{found.remedy} by --runs")
     free = shutil.disk_usage(place).free
     told = f"{free / GIB:.1f} GiB free for {runs}"
     remedy = "remove old runs, or name another directory by --runs"
-    if not os.access(place, os.W_OK):
-        return _bad("disk", f"{place} cannot be written", "change its permissions, or name another by --runs")
     if free < LEAST_DISK:
         return _bad("disk", told, remedy)
     return _good("disk", told) if free >= ENOUGH_DISK else _warning("disk", told, remedy)

@@ -10,14 +10,16 @@ from elastic_core.agent.address import address_towards
 from elastic_core.agent.arguments import parse_arguments
 from elastic_core.agent.directory import PrivateDirectory
 from elastic_core.agent.driver import AgentDriver
+from elastic_core.agent.events import Exit
 from elastic_core.agent.logs import LogContext, set_up_logs
+from elastic_core.agent.preflight import look_at_places
 from elastic_core.agent.report import (
     closed_before,
     failures_of_the_end,
     last_words,
     traceback_to_print,
 )
-from elastic_core.agent.settings import AgentSettings
+from elastic_core.agent.settings import AgentSettings, places_of
 from elastic_core.clock import SystemClock
 from elastic_core.errors import RefusedInput, StoreError
 from elastic_core.exits import ExitCode
@@ -63,6 +65,8 @@ def _take_part(settings: AgentSettings, endpoint: str) -> int:
         own: Sequence[Failure] = ()
         ended = closed_before(store, settings.run)
         if ended is None:
+            ended = _unfit(settings)
+        if ended is None:
             driver = AgentDriver(settings, store, address=address, clock=SystemClock())
             context.source = driver
             ended = driver.run()
@@ -77,6 +81,14 @@ def _take_part(settings: AgentSettings, endpoint: str) -> int:
         raise RefusedInput([f"--rdzv-endpoint {endpoint!r}: {error}"]) from error
     finally:
         store.close()
+
+
+def _unfit(settings: AgentSettings) -> Exit | None:
+    """Return how to end if this node cannot write where it will have to; it has not registered by then."""
+    if not settings.preflight:
+        return None
+    bad = [finding.sentence() for finding in look_at_places(places_of(settings)) if finding.remedy]
+    return Exit(code=ExitCode.UNFIT, reason="; ".join(bad)) if bad else None
 
 
 @contextmanager

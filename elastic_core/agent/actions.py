@@ -103,7 +103,7 @@ def stop_being_ready(memory: AgentMemory, _event: object, _now: float) -> Comman
 
 def give_up_server(memory: AgentMemory, event: ForkServerDied, now: float) -> Commands:
     """A fork server that cannot become warm will not become so by repetition."""
-    return _leave(memory, ExitCode.FAILED, f"workers cannot be started here: {event.reason}", now)
+    return _leave(memory, event.exit_code, f"workers cannot be started here: {event.reason}", now)
 
 
 def replace_failed(memory: AgentMemory, event: WorkerEnded, _now: float) -> Commands:
@@ -182,7 +182,12 @@ def note_broken_draining(memory: AgentMemory, _event: object, _now: float) -> Co
 
 
 def pass_on(memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
-    """What rank 0 tells of the run goes to the store; what other ranks tell, their agent remembers."""
+    """What rank 0 tells of the run goes to the store; what other ranks tell, their agent remembers.
+
+    Any worker may be the slow one; what is done about it is the flow's to decide.
+    """
+    if isinstance(event.message, PaceChanged):
+        return [Say(text=event.message.slow.headline()), WritePace(slow=event.message.slow)]
     if not memory.is_first or event.local_rank:
         return []
     match event.message:
@@ -193,12 +198,6 @@ def pass_on(memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
         case TrainingFinished(result=result):
             return [WriteResult(result=result)]
     return []
-
-
-def tell_pace(_memory: AgentMemory, event: WorkerSpoke, _now: float) -> Commands:
-    """Any worker may be the slow one; what is done about it is the flow's to decide."""
-    slow = event.message.slow if isinstance(event.message, PaceChanged) else None
-    return [] if slow is None else [Say(text=slow.headline()), WritePace(slow=slow)]
 
 
 def finish(memory: AgentMemory, _event: object, _now: float) -> Commands:
@@ -220,8 +219,8 @@ def await_the_rest(memory: AgentMemory, _event: WorkerEnded, now: float) -> Comm
 def fail_partial(memory: AgentMemory, _event: object, now: float) -> Commands:
     """The others do not end: that is a failure of those."""
     memory.deadline = None
-    rank = memory.note_partial_exit()
-    return [*_report(memory, rank, 1, now), *_stop(memory, memory.policy.stop_grace, now)]
+    report = _report(memory, memory.note_partial_exit(), 1, now)
+    return [*report, *_stop(memory, memory.policy.stop_grace, now)]
 
 
 def keep_finished(memory: AgentMemory, _event: object, _now: float) -> Commands:

@@ -90,6 +90,7 @@ signals:
 exit codes:
   0    the run succeeded              69   fewer nodes than the minimum came in time
   2    bad input, nothing was started 70   failures followed each other without a new step
+  72   this node failed a pre-flight check
   75   stopped on purpose, resumable  128+n  a worker died by signal n
   any other: the script's own, of the first worker that failed
 """
@@ -164,6 +165,7 @@ def _make_parser(environment: Mapping[str, str]) -> _Parser:
     imds = environment.get(ENDPOINT_VARIABLE, ENDPOINT)
     add("--notices-endpoint", imds, "address of the metadata service", metavar="URL")
     add("--leave-before", "0", "so many seconds before the announced end; 0: at once", metavar="SECONDS")
+    add("--preflight", "on", "on: see whether this node is fit before it takes part; or off", metavar="WORD")
     add("--run-dir", "", "directory of the run, shared by all nodes", metavar="DIR")
     add("--job", "", "JSON of the job, for workers of the elastic API", metavar="FILE")
     parser.add_argument(
@@ -253,6 +255,7 @@ class _Reader:
             changes_per_hour=self._number("--changes-per-hour"),
             start_method=self._choice("--start-method", ("fork", "spawn", "forkserver")),
             preload=tuple(options.preload),
+            preflight=self._choice("--preflight", ("on", "off")) == "on",
             role=options.role,
             log_dir=None,
             run_dir=str(Path(options.run_dir).absolute()) if options.run_dir else "",

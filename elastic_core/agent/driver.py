@@ -437,6 +437,7 @@ class AgentDriver:
             args=settings.args,
             preload=settings.preload,
             start_method=settings.start_method,
+            preflight=settings.preflight,
             log_dir=settings.log_dir,
             environment=base_environment(self._workers, os.environ),
         )
@@ -463,8 +464,8 @@ def _agent_event(fact: AgentEvent | WorkerEvent) -> AgentEvent:
     match fact:
         case ForkServerWarmed():
             return ForkServerReady()
-        case ForkServerLost(reason=reason):
-            return ForkServerDied(reason=reason)
+        case ForkServerLost(reason=reason, exit_code=exit_code):
+            return ForkServerDied(reason=reason, exit_code=exit_code)
         case WorkerSaid(local_rank=local_rank, message=message):
             return WorkerSpoke(local_rank=local_rank, message=message)
         case WorkerExited(exit=ended):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId
 from elastic_core.model.failure import Failure
 from elastic_core.model.membership import Assignment, Closed, Generation
@@ -83,9 +84,14 @@ class ForkServerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerDied:
-    """The fork server died, and all workers with it; their ends were told before."""
+    """The fork server died, and all workers with it; their ends were told before.
+
+    Attributes:
+        exit_code: What this node ends with if there is no other one.
+    """
 
     reason: str
+    exit_code: int = ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ what they leave behind. Requests and reports are JSON lines on one socket:
     {"signal": n, "number": 15}              signal its main process only
     {"kill": n}                              kill it and everything in its session
 
+    {"unfit": reason}                        this node cannot compute; it ends
     {"warm": notice}                         requests are served from now on
     {"started": n, "pid": pid}
     {"refused": n, "reason": text}           no process could be made
@@ -38,6 +39,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from elastic_core.agent.fitness import bad_in_child
 from elastic_core.agent.process import (
     Entrypoint,
     Launch,
@@ -161,12 +163,16 @@ class ForkServer:
         """Wait for the setup, warm up, say so, and return the result.
 
         Raises:
-            EOFError: The agent is gone.
+            EOFError: The agent is gone, or this node is unfit.
         """
         request = self._first_request()["setup"]
         warmth = warm_up(
             Entrypoint(**request["entrypoint"]), tuple(request["preload"]), request["start_method"]
         )
+        can_look = request["preflight"] and warmth.forks and "torch" in sys.modules
+        if can_look and (bad := bad_in_child()):
+            self._report({"unfit": bad})
+            raise EOFError(bad)
         self._report({"warm": warmth.notice})
         return warmth
 

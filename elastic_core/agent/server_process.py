@@ -28,6 +28,7 @@ class ServerProcess:
     Attributes:
         peer: The socket to it; `peer.closed` means that it is dying or dead.
         warmed: It said that it is warm; set by the owner.
+        unfit: Why it said that this node cannot compute, "" if it did not.
     """
 
     def __init__(self, environment: Mapping[str, str], *, directory: str, log: Path | None) -> None:
@@ -37,6 +38,7 @@ class ServerProcess:
             OSError: The system refuses it (too many processes, too long an environment).
         """
         self.warmed = False
+        self.unfit = ""
         self._log = log
         self._verdict = ""
         ours, theirs = socket.socketpair()
@@ -48,9 +50,16 @@ class ServerProcess:
                 raise
         self.peer = Peer(ours)
 
-    def set_up(self, *, entrypoint: Entrypoint, preload: tuple[str, ...], start_method: str) -> None:
-        """Say what to warm."""
-        setup = {"entrypoint": asdict(entrypoint), "preload": preload, "start_method": start_method}
+    def set_up(
+        self, *, entrypoint: Entrypoint, preload: tuple[str, ...], start_method: str, preflight: bool = False
+    ) -> None:
+        """Say what to warm, and whether to see what this node can do."""
+        setup = {
+            "entrypoint": asdict(entrypoint),
+            "preload": preload,
+            "start_method": start_method,
+            "preflight": preflight,
+        }
         self._request({"setup": setup})
 
     def launch(self, launch: Launch) -> None:
@@ -66,8 +75,10 @@ class ServerProcess:
         self._request({"kill": launch})
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what the server has reported."""
-        return [json.loads(line) for line in self.peer.read()]
+        """Return what the server has reported of its workers and itself."""
+        reports = [json.loads(line) for line in self.peer.read()]
+        self.unfit = next((each["unfit"] for each in reports if "unfit" in each), self.unfit)
+        return [each for each in reports if "unfit" not in each]
 
     def kill(self, verdict: str) -> None:
         """Kill the server, for which `end` will give this reason; the kernel then kills its workers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -45,6 +47,7 @@ class AgentSettings:
         name: This instance's name; its node ids begin with it.
         advertise: Address for the other nodes, "" to take the one that the store is reached from.
         notice_source: Where it is announced that this machine goes, None to look nowhere.
+        preflight: Look whether this node is fit before it takes part.
         notices: What should be told to people although it is no mistake.
     """
 
@@ -67,6 +70,7 @@ class AgentSettings:
     no_progress_limit: int = 3
     start_method: Literal["fork", "spawn"] = "fork"
     preload: tuple[str, ...] = ()
+    preflight: bool = True
     role: str = "default"
     log_dir: Path | None = None
     run_dir: str = ""
@@ -75,3 +79,16 @@ class AgentSettings:
     advertise: str = ""
     notice_source: NoticeSource | None = None
     notices: tuple[str, ...] = field(default=())
+
+
+def places_of(settings: AgentSettings) -> dict[str, str]:
+    """Return the directories that this node writes to, by the name of their check; URLs are none."""
+    places = {"temporary files": tempfile.gettempdir()}
+    if settings.run_dir:
+        places["disk"] = settings.run_dir
+        places["checkpoints"] = f"{settings.run_dir}/checkpoints"
+    if settings.job:
+        declared = json.loads(Path(settings.job).read_bytes()).get("checkpoint", {}).get("directory", "")
+        if declared:
+            places["checkpoints"] = declared
+    return {name: place for name, place in places.items() if "://" not in place}

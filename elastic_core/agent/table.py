@@ -365,7 +365,7 @@ _ANY: Final = (
         for fact in (ProgressMade, StepsResumed, TrainingFinished)
     ),
     *(
-        _row(state, PaceChanged, state, do.tell_pace, "a worker is slower than the others, or is so no more")
+        _row(state, PaceChanged, state, do.pass_on, "a worker is slower than the others, or is so no more")
         for state in (S.TRAINING, S.DRAINING)
     ),
     *(

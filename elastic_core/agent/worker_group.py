@@ -23,6 +23,7 @@ from elastic_core.agent.process import Entrypoint, Launch
 from elastic_core.agent.server_process import ServerProcess, tail
 from elastic_core.channel import AGENT_SOCKET, WORKER_LAUNCH
 from elastic_core.clock import Clock
+from elastic_core.exits import ExitCode
 from elastic_core.ids import NodeId
 from elastic_core.model.failure import Failure, WorkerExit
 from elastic_core.model.messages import AgentMessage, WorkerFailed, WorkerMessage
@@ -54,6 +55,7 @@ class WorkerSpec:
         slots: Workers on this node, the local world size.
         api: "torchrun": started for one generation each; "elastic": they outlive generations.
         preload: Modules that the fork server imports before workers start.
+        preflight: Have the fork server see whether this node computes before it says that it is warm.
         log_dir: Each worker's output goes to `worker-<local rank>.log` in it, appended over
             restarts; None: workers write where the agent writes.
         environment: The whole base environment of all workers; nothing is inherited beside it.
@@ -66,6 +68,7 @@ class WorkerSpec:
     args: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     start_method: Literal["fork", "spawn"] = "fork"
+    preflight: bool = False
     log_dir: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     warm_timeout_s: float = 300.0
@@ -89,9 +92,13 @@ class ForkServerLost:
     """The fork server died, and all workers with it: `WorkerExited` (code -9) came for each before.
 
     `warm()` starts a new one.
+
+    Attributes:
+        exit_code: For an agent that ends because of it.
     """
 
     reason: str
+    exit_code: int = ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +209,7 @@ class WorkerGroup:
                 entrypoint=self._spec.entrypoint,
                 preload=self._spec.preload,
                 start_method=self._spec.start_method,
+                preflight=self._spec.preflight,
             )
             self._warming_since = self._clock.monotonic()
         self._notify()
@@ -467,7 +475,8 @@ class WorkerGroup:
         events = self._hear_workers()
         for worker in tuple(self._workers.values()):
             events += self._exited(worker.launch.number, worker.pid, -signal.SIGKILL)
-        events.append(ForkServerLost(reason=f"the fork server {ending}"))
+        code = ExitCode.UNFIT if server.unfit else ExitCode.FAILED
+        events.append(ForkServerLost(reason=server.unfit or f"the fork server {ending}", exit_code=code))
         return events
 
     def _bury(self, server: ServerProcess) -> str:

@@ -311,6 +311,11 @@ class HealthPolicy(_Model):
         description="A node whose own work takes half as long again as the others' (trainers of the "
         "elastic API only) is told of, or drained and replaced.",
     )
+    preflight: bool = Field(
+        True,
+        description="Whether a node looks at its disk, its checkpoint directory, a matrix product and a "
+        "collective before it can be counted on.",
+    )
     partial_exit: float = Field(
         3600, gt=0, description="Once a worker ended with code 0, the others may run on for so many seconds."
     )

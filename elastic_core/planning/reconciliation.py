@@ -33,6 +33,8 @@ PATIENCE: Final = 180.0
 """A node that was granted and is not listed after so long will not come."""
 FIRST_PAUSE: Final = 2.0
 LONGEST_PAUSE: Final = 60.0
+ALL_UNFIT: Final = 3
+"""Where so many nodes failed their pre-flight checks and no other one was ever there, more would."""
 CALM: Final = 600.0
 """Replacements further back than this do not slow down the next one."""
 
@@ -160,6 +162,11 @@ def _add(plan: ClusterPlan, count: _Count, log: LaunchLog, now: float) -> NodeAc
         detail = refused.detail or "see its log"
         reason = f"the agent on {refused.name} refused its input ({detail}): another one would too"
         return GiveUp(exit_code=int(ExitCode.REFUSED), reason=reason)
+    unfit = [ended for ended in count.ended if ended.exit_code == ExitCode.UNFIT]
+    if present == 0 and len(unfit) == len(count.ended) >= ALL_UNFIT:
+        last = f"the last one, {unfit[-1].name}: {unfit[-1].detail or 'see its log'}"
+        reason = f"{_nodes(len(unfit))} were launched and not one was fit; {last}"
+        return GiveUp(exit_code=int(ExitCode.UNFIT), reason=reason)
     missing = min(plan.wanted - present, plan.most - present - len(count.leaving))
     if missing <= 0:
         return Hold(reason=f"{_nodes(len(count.leaving))} must end before others are launched")

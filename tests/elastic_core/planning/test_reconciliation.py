@@ -255,3 +255,20 @@ def test_a_run_adopted_without_its_log_replaces_only_what_is_missing() -> None:
 def test_an_answer_to_an_unknown_token_is_an_error() -> None:
     with pytest.raises(KeyError, match="9-9"):
         EMPTY.answered("9-9", LaunchResult(launched=()))
+
+
+def test_where_no_node_is_fit_no_more_are_launched() -> None:
+    unfit = [
+        ended(name, exit_code=int(ExitCode.UNFIT), detail="pre-flight check 'disk'")
+        for name in ("a", "b", "c")
+    ]
+    log = EMPTY.asked(granted("a", "b", "c"))
+    assert act(unfit, log, now=100.0) == (
+        GiveUp(
+            exit_code=72,
+            reason="3 nodes were launched and not one was fit; the last one, c: pre-flight check 'disk'",
+        ),
+    )
+    trained = ended("d", exit_code=75)
+    for world in (unfit[:2], [*unfit, instance("d")], [*unfit, trained]):
+        assert not any(isinstance(action, GiveUp) for action in act(world, log, now=100.0))

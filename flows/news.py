@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from elastic_core.cluster.provider import InstanceState
 from elastic_core.ids import instance_of
 from elastic_core.model.membership import Cause
 from elastic_core.model.progress import HistoryEntry
 from tasks.watch import Observation
 
 PREFIX: Final = "elastic"
+BUDGET_PERCENTS: Final = (50, 80, 100)
+"""Shares of `pool.budget_usd` at which somebody is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ def news_between(before: Observation, after: Observation) -> Iterator[News]:
         if not failure.consequence:
             payload = {"node": instance_of(failure.node_id), "headline": failure.headline()}
             yield News(f"{PREFIX}.worker.failed", payload)
+    yield from _of_notices(before, after)
+    yield from _of_checkpoints(before, after)
     told = {(slow.node_id, slow.local_rank) for slow in before.slow if slow.is_slow}
     for slow in after.slow:
         if slow.is_slow and (slow.node_id, slow.local_rank) not in told:
@@ -49,6 +54,38 @@ def news_between(before: Observation, after: Observation) -> Iterator[News]:
     if after.closed is not None and before.closed is None:
         payload = {"outcome": str(after.closed.outcome), "reason": after.closed.reason}
         yield News(f"{PREFIX}.run.ended", payload)
+
+
+def news_of_costs(before_usd: float, after_usd: float, budget_usd: float) -> Iterator[News]:
+    """Yield which shares of the budget were spent between two looks; nothing without a budget."""
+    for percent in BUDGET_PERCENTS:
+        if before_usd < budget_usd * percent / 100 <= after_usd:
+            facts = {"percent": percent, "spent_usd": round(after_usd, 2), "budget_usd": budget_usd}
+            yield News(f"{PREFIX}.budget.reached", facts)
+
+
+def _of_notices(before: Observation, after: Observation) -> Iterator[News]:
+    known = _notices(before)
+    for node, notice in _notices(after).items():
+        if node not in known:
+            yield News(f"{PREFIX}.node.notice", {"node": node, "notice": notice})
+
+
+def _notices(seen: Observation) -> Mapping[str, str]:
+    """Return the nodes that will be taken away: by their own word, or by their provider's."""
+    leaving = (each for each in seen.instances if each.state is InstanceState.STOPPING)
+    told = {instance.name: instance.detail for instance in leaving if instance.detail}
+    return told | {instance_of(node.node_id): node.notice for node in seen.nodes if node.notice}
+
+
+def _of_checkpoints(before: Observation, after: Observation) -> Iterator[News]:
+    now, then = after.progress, before.progress
+    if now is None:
+        return
+    if now.durable_step >= 0 and (then is None or now.durable_step != then.durable_step):
+        yield News(f"{PREFIX}.checkpoint.written", {"step": now.durable_step})
+    if now.trouble and (then is None or now.trouble != then.trouble):
+        yield News(f"{PREFIX}.checkpoint.failed", {"step": now.step, "why": now.trouble})
 
 
 def _of_generation(entry: HistoryEntry, before: set[Any]) -> Iterator[News]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from prefect.context import FlowRunContext
-from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from pydantic import ValidationError
 
@@ -17,9 +16,8 @@ from flows.artifacts import artifacts_of
 from flows.audience import RunSnapshot, audience
 from flows.link import PrefectLink
 from flows.metrics import RunMetrics
-from flows.news import news_between
 from flows.signals import StopSignals
-from tasks.watch import Observation
+from flows.telling import EventTeller, emit_to_prefect
 
 
 class FlowSide:
@@ -34,6 +32,7 @@ class FlowSide:
         self._log = get_run_logger() if flow_run else logging.getLogger(__name__)
         self._wake: Callable[[], None] = lambda: None
         self._link = PrefectLink(flow_run.id, lambda: self._wake()) if flow_run else None
+        self._teller = EventTeller(emit_to_prefect) if flow_run else None
         self._generation = 0
         self._told_trouble = False
         self._last: RunSnapshot | None = None
@@ -63,7 +62,8 @@ class FlowSide:
     def show(self, snapshot: RunSnapshot) -> None:
         """Show the run."""
         self._tell_generation(snapshot)
-        self._tell_news(snapshot)
+        if self._teller:
+            self._teller.tell(snapshot)
         self._audience.saw(snapshot)
         self._metrics.show(snapshot)
         self._last = snapshot
@@ -106,13 +106,3 @@ class FlowSide:
             if generation.number > self._generation:
                 self._generation = generation.number
                 self.say(f"generation {generation.number}: {generation.reason}")
-
-    def _tell_news(self, snapshot: RunSnapshot) -> None:
-        before = self._last.observation if self._last else Observation()
-        for news in news_between(before, snapshot.observation):
-            self._emit(news.name, snapshot.attempt.directory.run, news.payload)
-
-    def _emit(self, event: str, run: str, payload: dict[str, Any]) -> None:
-        if self._link is not None:
-            resource = {"prefect.resource.id": f"elastic.run.{run}", "prefect.resource.name": run}
-            emit_event(event, resource=resource, payload=payload)

@@ -24,6 +24,7 @@ class Progress:
         phase: "train", "evaluate", "checkpoint" or "done".
         metrics: The newest of loss, lr, accuracy, images_per_s…, by name.
         trouble: Why the last checkpoint was not written, "" if it was.
+        durable_step: Finished steps that the newest checkpoint of this process holds; -1 before its first.
     """
 
     generation: int
@@ -34,6 +35,7 @@ class Progress:
     phase: str = "train"
     metrics: Mapping[str, float] = field(default_factory=dict)
     trouble: str = ""
+    durable_step: int = -1
     wall_time: float = 0.0
 
 

@@ -30,6 +30,7 @@ class CheckpointWriter:
 
     Attributes:
         written: Checkpoints that are durable.
+        durable_step: Finished steps that the newest of them holds; -1 before the first.
         failures: Writes that failed.
         skipped: Checkpoints that were due while another was still being written.
         last_error: Why the last write failed, "" if it did not.
@@ -40,6 +41,7 @@ class CheckpointWriter:
     def __init__(self, directory: Checkpoints, *, clock: Clock) -> None:
         self.directory = directory
         self.written = 0
+        self.durable_step = -1
         self.failures = 0
         self.skipped = 0
         self.last_error = ""
@@ -167,6 +169,7 @@ class CheckpointWriter:
             self._fail(manifest.step, f"{type(error).__name__}: {error}")
         else:
             self.written += 1
+            self.durable_step = manifest.step
             self.last_error = ""
             self.write_s = self._clock.monotonic() - start
             log.info("checkpoint written", path=path, step=manifest.step, seconds=round(self.write_s, 3))

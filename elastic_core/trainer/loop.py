@@ -378,7 +378,6 @@ class ElasticLoop:
         if self._writer is not None:
             trouble["checkpoint_failures"] = float(self._writer.failures)
             trouble["checkpoints_skipped"] = float(self._writer.skipped)
-        notice = self._writer.last_error if self._writer is not None else ""
         progress = Progress(
             generation=group.seat.generation,
             epoch=trainee.epoch,
@@ -387,7 +386,8 @@ class ElasticLoop:
             total_steps=trainee.total_steps,
             phase=phase,
             metrics={**metrics, **{name: count for name, count in trouble.items() if count}},
-            trouble=notice,
+            trouble=self._writer.last_error if self._writer is not None else "",
+            durable_step=self._writer.durable_step if self._writer is not None else -1,
             wall_time=self._clock.wall(),
         )
         self._session.report_progress(progress, every_s=every_s)

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+from elastic_core.cluster.provider import Instance, InstanceState
 from elastic_core.ids import NodeId
 from elastic_core.model.membership import Cause, Closed, Member, Outcome, Target
+from elastic_core.model.node import NodePhase
 from elastic_core.model.progress import HistoryEntry
-from flows.news import news_between
+from flows.news import news_between, news_of_costs
 from tasks.watch import Observation
 from tests.elastic_core.planning.test_slowness import SLOW
-from tests.flows.test_live import ENTRY, GENERATION
+from tests.flows.test_live import ENTRY, GENERATION, progress, record
 
 NOTHING = Observation()
 
@@ -69,3 +71,38 @@ def test_a_slow_node_is_told_once_with_its_evidence_and_its_recovery_is_no_event
 
 def test_the_first_target_is_no_rescale() -> None:
     assert told(NOTHING, Observation(target=Target(nodes=2))) == []
+
+
+def test_a_notice_is_told_once_whether_the_node_or_its_provider_has_it() -> None:
+    node = replace(record("node-1.a", NodePhase.DRAINING), notice="spot interruption")
+    taken = Instance(name="node-2", state=InstanceState.STOPPING, detail="spot interruption")
+    both = Observation(nodes=(node,), instances=(taken, replace(taken, name="node-1")))
+    found = [(each.name, each.payload) for each in news_between(NOTHING, both)]
+    assert found == [
+        ("elastic.node.notice", {"node": "node-2", "notice": "spot interruption"}),
+        ("elastic.node.notice", {"node": "node-1", "notice": "spot interruption"}),
+    ]
+    assert told(both, replace(both, nodes=())) == []
+
+
+def test_a_checkpoint_is_told_when_it_is_durable_and_when_it_cannot_be_written() -> None:
+    first, second = progress(60), progress(80)
+    after = Observation(progress=replace(second, durable_step=70, trouble="OSError: disk full"))
+    before = Observation(progress=first)
+    written, failed = news_between(before, after)
+    assert (written.name, written.payload) == ("elastic.checkpoint.written", {"step": 70})
+    assert (failed.name, failed.payload) == (
+        "elastic.checkpoint.failed",
+        {"step": 80, "why": "OSError: disk full"},
+    )
+    assert told(after, after) == told(after, before) == []
+
+
+def test_each_share_of_the_budget_is_told_when_it_is_crossed() -> None:
+    assert [each.payload["percent"] for each in news_of_costs(0, 8.5, 10)] == [50, 80]
+    (last,) = news_of_costs(8.5, 10.004, 10)
+    assert (last.name, last.payload) == (
+        "elastic.budget.reached",
+        {"percent": 100, "spent_usd": 10.0, "budget_usd": 10},
+    )
+    assert list(news_of_costs(10.004, 12, 10)) == list(news_of_costs(0, 12, 0)) == []

@@ -197,6 +197,7 @@ class Snapshot:
             phase=phase,
             metrics={**self._figures, **trouble},
             trouble=self._writer.last_error if self._writer is not None else "",
+            durable_step=self._writer.durable_step if self._writer is not None else -1,
             wall_time=self._last_step_at,
         )
 

@@ -1,13 +1,14 @@
 """The flows that look after what runs hold, and show where one stands: thin, over the commands' own code.
 
 `elastic-reconcile` is scheduled in `prefect.yaml`: whatever a killed flow left is
-ended by it an hour later at the latest. All may run beside trainings.
+ended by it within minutes. All may run beside trainings.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
@@ -15,6 +16,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.states import Completed, Failed
 from pydantic import Field
 
+from flows.killed import tell_killed
 from flows.status import rows_of, summary_of
 from tasks import reconcile as upkeep
 from tasks.reconcile import HOUR_S, Scope, Survey
@@ -31,14 +33,16 @@ def elastic_reconcile(
         float, Field(ge=0, description="A run that no flow drives for so many seconds is given up.")
     ] = HOUR_S,
 ) -> Any:
-    """Find what no run owns any more, and end it if asked to.
+    """Find what no run owns any more, and end it if asked to; flow runs that were killed are said to be.
 
     Args:
         scope: Which runs directory to look after, and in which places.
         apply: End what no run owns; otherwise only tell.
         abandoned_after: A run that no flow drives for so many seconds is given up.
     """
-    return _told(upkeep.reconcile(scope, apply=apply, abandoned_after_s=abandoned_after), "reconcile")
+    killed = tell_killed(Path(scope.runs)) if apply else ()
+    survey = upkeep.reconcile(scope, apply=apply, abandoned_after_s=abandoned_after)
+    return _told(survey, "reconcile", *killed)
 
 
 @flow(name="elastic-teardown", flow_run_name="{run}", retries=0)
@@ -71,10 +75,10 @@ def elastic_status(
     return Completed(message=told)
 
 
-def _told(survey: Survey, key: str) -> Any:
+def _told(survey: Survey, key: str, *more: str) -> Any:
     _table(key, survey.rows(), survey.headline())
     state = Failed if survey.left else Completed
-    return state(message=survey.headline())
+    return state(message="; ".join((survey.headline(), *more)))
 
 
 def _table(key: str, rows: Sequence[dict[str, str]], description: str) -> None:

@@ -21,6 +21,7 @@ from elastic_core.exits import ExitCode
 from elastic_core.model.job import JobSpec
 from elastic_core.model.membership import Closed, Outcome
 from flows.audience import RunEnd, RunSnapshot, audience
+from flows.killed import note_driver
 from flows.metrics import exported
 from flows.side import FlowSide
 from flows.signals import StopSignals
@@ -56,6 +57,7 @@ def elastic_train(
     with job_lock(root, job.name) as lock:
         directory = steps.find_run(root, job, run_id)
         lock.name_run(directory.run)
+        note_driver(directory)
         if directory.is_finished():
             end = _already_complete(directory)
         else:

@@ -27,7 +27,9 @@ class Trigger(Strict):
     type: Literal["event"]
     expect: list[str]
     match_related: dict[str, str] = {}
-    posture: Literal["Reactive"]
+    for_each: list[str] = []
+    after: list[str] = []
+    posture: Literal["Reactive", "Proactive"]
     threshold: int
     within: int
     parameters: dict[str, Any]
@@ -96,6 +98,15 @@ def test_no_schedule_says_whether_it_is_active_and_each_has_a_slug() -> None:
     schedules = [one for deployment in project()["deployments"] for one in deployment.get("schedules", ())]
     assert all(schedule["slug"] and "active" not in schedule for schedule in schedules)
     assert len(schedules) == 2
+
+
+def test_silence_is_longer_than_some_heartbeats_that_were_late() -> None:
+    train, *_ = project()["deployments"]
+    heartbeat = int(train["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    triggers = [one for each in project()["deployments"] for one in each.get("triggers", ())]
+    (silence,) = [one for one in triggers if one["posture"] == "Proactive"]
+    assert silence["after"] == ["prefect.flow-run.heartbeat"]
+    assert silence["within"] >= 3 * heartbeat
 
 
 def test_only_what_acts_on_one_run_must_be_told_which() -> None:

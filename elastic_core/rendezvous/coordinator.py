@@ -92,7 +92,7 @@ class Coordinator:
             case FailureReported(failure=failure):
                 situation.report(failure)
             case TargetChanged(target=target):
-                situation.target = target
+                situation.aim(target)
             case StopRequested(reason=reason):
                 situation.request_stop(reason, now)
             case CommitSucceeded():

@@ -42,6 +42,8 @@ HEARING: Final = 1.0
 ABLE: Final = (NodePhase.READY, NodePhase.WARMING)
 """Phases of nodes that train, or will be able to."""
 HOUR: Final = 3600.0
+JOIN_SPACING: Final = 20.0
+"""Joins take at most one part in so many of the time, whatever a generation costs this run."""
 MAX_PAUSE: Final = 5.0
 """Longest pause between commits that the store keeps refusing."""
 
@@ -50,8 +52,8 @@ Rule = Callable[[Situation, float], Decision | None]
 
 
 def decide(situation: Situation, now: float) -> Decision:
-    """Return the first decision of the ordered rules."""
-    for rule in RULES:
+    """Return the first decision of the ordered rules; at rest none of them has anything to say."""
+    for rule in () if situation.is_at_rest else RULES:
         decision = rule(situation, now)
         if decision is not None:
             return decision
@@ -181,7 +183,7 @@ def close_when_partly_finished(situation: Situation, now: float) -> Decision | N
 
 def close_when_unstartable(situation: Situation, now: float) -> Decision | None:
     """End at an exception before the first process group: every restart would meet it again."""
-    if not _is_failure_due(situation):
+    if not situation.is_failure_due:
         return None
     root = situation.root_cause()
     if root is None or not _is_hopeless(root):
@@ -192,9 +194,9 @@ def close_when_unstartable(situation: Situation, now: float) -> Decision | None:
 
 def close_when_budget_is_spent(situation: Situation, now: float) -> Decision | None:
     """End at the failure that the budget of restarts does not cover."""
-    if not _is_failure_due(situation):
+    if not situation.is_failure_due:
         return None
-    failures = _restarts(situation) + 1
+    failures = situation.restarts + 1
     if failures <= situation.policy.max_restarts:
         return None
     count = "1 failure" if failures == 1 else f"{failures} failures"
@@ -204,7 +206,7 @@ def close_when_budget_is_spent(situation: Situation, now: float) -> Decision | N
 
 def close_without_progress(situation: Situation, now: float) -> Decision | None:
     """End when failures follow each other without a new step between them."""
-    if not _is_failure_due(situation) or _stalled(situation) < situation.policy.no_progress_limit:
+    if not situation.is_failure_due or _stalled(situation) < situation.policy.no_progress_limit:
         return None
     reason = (
         f"{_stalled(situation)} generations in a row failed without going beyond step "
@@ -295,6 +297,21 @@ def let_members_enter(situation: Situation, now: float) -> Decision | None:
     return Decision(reason=f"{reason}, the next change waits", until=deadline)
 
 
+def space_out_joins(situation: Situation, now: float) -> Decision | None:
+    """After a join let newcomers wait for each other: joins take a twentieth of the time at most."""
+    if situation.current is None or situation.current.cause is not Cause.JOIN:
+        return None
+    if situation.is_broken or situation.is_explained or not situation.has_newcomers:
+        return None
+    pause = min(JOIN_SPACING * situation.forming, situation.policy.last_call)
+    deadline = situation.formed_since + pause
+    if now >= deadline:
+        return None
+    newcomers = len(situation.ready) - len(situation.standing.fit)
+    reason = f"{nodes_of(newcomers)} to join generation {situation.number}, with others that may come soon"
+    return Decision(reason=reason, until=deadline)
+
+
 def close_when_unsteady(situation: Situation, now: float) -> Decision | None:
     """End when members came and went more often than the job allows."""
     limit, changes = situation.policy.changes_per_hour, situation.changes
@@ -330,6 +347,7 @@ RULES: Final[tuple[Rule, ...]] = (
     settle,
     let_the_last_save,
     let_members_enter,
+    space_out_joins,
     close_when_unsteady,
     form_generation,
 )
@@ -360,11 +378,6 @@ def _hear_the_others(situation: Situation, closing: Decision, now: float) -> Dec
 def _is_hopeless(failure: Failure) -> bool:
     """Whether a worker raised before it ever formed a group; a signal may be chance."""
     return not failure.started and not failure.consequence and failure.exit_code < 128
-
-
-def _is_failure_due(situation: Situation) -> bool:
-    """Whether the current generation ended by a failure that no change of its members explains."""
-    return bool(situation.standing.reported) and not situation.is_explained
 
 
 def _headline(situation: Situation) -> str:
@@ -403,10 +416,6 @@ def _fence(situation: Situation, inquiry: Inquiry, now: float) -> Decision:
     patient = (asked[node] + FENCE_RETRY for node in inquiry.silent.difference(due))
     until = now + FENCE_RETRY if due else min(patient)
     return Decision(reason=f"fencing {nodes_of(len(inquiry.silent))} {why}", commands=commands, until=until)
-
-
-def _restarts(situation: Situation) -> int:
-    return situation.current.restart_count if situation.current is not None else 0
 
 
 def _stalled(situation: Situation) -> int:
@@ -473,7 +482,7 @@ def _entry(situation: Situation, chosen: tuple[NodeId, ...], now: float) -> Hist
         generation=Generation(
             number=situation.number + 1,
             cause=cause,
-            restart_count=_restarts(situation) + is_failure,
+            restart_count=situation.restarts + is_failure,
             world_size=sum(member.slots for member in members),
             group_world_size=len(members),
             master_address=first.address,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from elastic_core.ids import NO_REVISION, NodeId, Revision
@@ -74,13 +75,17 @@ class Standing:
     intact: set[NodeId] = field(default_factory=set)
     entered: set[NodeId] = field(default_factory=set)
     left: set[NodeId] = field(default_factory=set)
+    _groups: tuple[set[NodeId], ...] = ()
+
+    def __post_init__(self) -> None:
+        self._groups = (
+            self.lost, self.crashed, self.draining, self.done, self.reported, self.failed,
+            self.unfit, self.fit, self.intact, self.entered, self.left,
+        )  # fmt: skip
 
     def remove(self, node_id: NodeId) -> None:
         """Take a node out of every set."""
-        for group in (
-            self.lost, self.crashed, self.draining, self.done, self.reported, self.failed,
-            self.unfit, self.fit, self.intact, self.entered, self.left,
-        ):  # fmt: skip
+        for group in self._groups:
             group.discard(node_id)
 
 
@@ -91,6 +96,11 @@ class Situation:
         due_since: Since when a new generation is due (also while it has to wait), or None.
         enough_since: Since when the minimum of nodes is ready, or None.
         short_since: When it was that the minimum was missed first; has a meaning only while it is.
+        target: What the flow wants.
+        limit: Members at most: what the flow wants, within the bounds and the allowed sizes of the run.
+        least: Members that a generation has at least: the run's own minimum, or a higher one that was set.
+        forming: Seconds until all members had entered the current generation; infinite while they have
+            not, and where an earlier coordinator published it.
         formed_since: When this coordinator learned of the current generation.
         went: How each lost member went, in words.
         fenced: Silent members whose leases were revoked, and when that was asked for last.
@@ -112,7 +122,7 @@ class Situation:
         self.standing = Standing()
         self.failures: list[Failure] = []
         self._failed_in: dict[NodeId, int] = {}
-        self.target: Target | None = None
+        self.aim(None)
         self.stop_reason: str | None = None
         self.stop_since = now
         self.closed: Closed | None = None
@@ -127,6 +137,8 @@ class Situation:
         self.short_since = now
         self.done_since: float | None = None
         self.formed_since = now
+        self.forming = inf
+        self._is_forming = False
         self.changes: deque[float] = deque(maxlen=policy.changes_per_hour)
         self.refusals = 0
         self.refused_at = now
@@ -140,18 +152,9 @@ class Situation:
         return self.current.number if self.current else 0
 
     @property
-    def limit(self) -> int:
-        """Members at most: what the flow wants, within the bounds and the allowed sizes of the run."""
-        policy = self.policy
-        wanted = policy.max_nodes if self.target is None else min(self.target.nodes, policy.max_nodes)
-        return policy.sizes.largest_within(max(wanted, self.least))
-
-    @property
-    def least(self) -> int:
-        """Members that a generation has at least: the run's own minimum, or a higher one that was set."""
-        policy = self.policy
-        wanted = 0 if self.target is None else min(self.target.least, policy.max_nodes)
-        return max(policy.least, policy.sizes.least_from(wanted))
+    def restarts(self) -> int:
+        """Restarts that were spent up to the current generation."""
+        return self.current.restart_count if self.current is not None else 0
 
     @property
     def size(self) -> int:
@@ -179,9 +182,21 @@ class Situation:
         return len(self.ready) > len(self.standing.fit) and self.size > len(self.members)
 
     @property
+    def is_failure_due(self) -> bool:
+        """Whether the current generation ended by a failure that no change of its members explains."""
+        return bool(self.standing.reported) and not self.is_explained
+
+    @property
     def is_change_due(self) -> bool:
         """Whether the current generation should be followed by another."""
         return self.current is None or self.is_broken or self.is_explained or self.is_change_planned
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a generation is in force and nothing is due or under way; asked at each fact."""
+        is_asked = self.stop_reason is not None or self.publishing is not None or self.closing is not None
+        is_over = self.closed is not None or bool(self.standing.done)
+        return self.due_since is None and not is_asked and not is_over and self.refusals < 2
 
     @property
     def is_change_planned(self) -> bool:
@@ -221,6 +236,15 @@ class Situation:
         return f"rank {member.first_rank} (node {member.node_id}){more}"
 
     # ---- facts -------------------------------------------------------------------------------
+
+    def aim(self, target: Target | None) -> None:
+        """The flow wants so many nodes; the bounds and the allowed sizes of the run hold all the same."""
+        policy, sizes = self.policy, self.policy.sizes
+        least = 0 if target is None else min(target.least, policy.max_nodes)
+        wanted = policy.max_nodes if target is None else min(target.nodes, policy.max_nodes)
+        self.target = target
+        self.least = max(policy.least, sizes.least_from(least))
+        self.limit = sizes.largest_within(max(wanted, self.least))
 
     def see(self, record: NodeRecord, joined: Revision) -> None:
         """A node's record was written."""
@@ -278,10 +302,12 @@ class Situation:
         ]
         if entry.generation.cause in CHANGES:
             self.changes.append(now)
-        self.publishing = None
         self.inquiry = None
         self.fenced = {}
         self.formed_since = now
+        self.forming = inf
+        self._is_forming = self.publishing is not None
+        self.publishing = None
         self.due_since = None
         self.done_since = None
         self.refusals = 0
@@ -294,7 +320,7 @@ class Situation:
         joined = dict(view.joined)
         for node_id in self.nodes.keys() - {record.node_id for record in view.nodes}:
             self.lose(node_id)
-        self.target = view.target
+        self.aim(view.target)
         self.closed = view.closed
         self._adopt_stop(view.stop_reason, now)
         if view.current is not None and view.current.number != number:
@@ -324,6 +350,9 @@ class Situation:
             self.due_since = None
         elif self.due_since is None:
             self.due_since = now
+        if self._is_forming and len(self.standing.entered) == len(self.members):
+            self.forming = now - self.formed_since
+            self._is_forming = False
         if len(self.ready) < self.least:
             if self.enough_since is not None:
                 self.short_since = now

@@ -45,7 +45,6 @@ class Simulator:
         host: The node that leads, with its coordinator.
         members: Members of the current generation, by rank (the values).
         history: All committed generations.
-        trained_s: Seconds in which some generation was complete and unbroken.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Simulator:
         self.store = SimulatedStore()
         self.nodes: dict[NodeId, SimulatedNode] = {}
         self.history: list[HistoryEntry] = []
-        self.trained_s = 0.0
+        self._trained_s = 0.0
         self.members: dict[NodeId, int] = {}
         self.host = CoordinatorHost(self, policy, build)
         self._training_since: float | None = None
@@ -114,10 +113,21 @@ class Simulator:
         """How the run ended."""
         return self.store.closed
 
+    @property
+    def trained_s(self) -> float:
+        """Seconds in which some generation was complete and unbroken."""
+        return self._trained_s + (
+            self.now - self._training_since if self._training_since is not None else 0.0
+        )
+
+    @property
+    def writes(self) -> int:
+        """Keys that nodes and coordinators wrote, assignments included."""
+        return self.store.revision + sum(len(entry.members) for entry in self.history)
+
     def steps(self) -> int:
         """Return the steps that were trained so far."""
-        running = self.now - self._training_since if self._training_since is not None else 0.0
-        return int((self.trained_s + running) * self.timing.steps_per_s)
+        return int(self.trained_s * self.timing.steps_per_s)
 
     def add_node(self, *, slots: int = 1) -> NodeId:
         """A node registers and sets itself up."""
@@ -368,7 +378,7 @@ class Simulator:
 
     def _stop_training(self) -> None:
         if self._training_since is not None:
-            self.trained_s += self.now - self._training_since
+            self._trained_s += self.now - self._training_since
             self._training_since = None
 
     def flip(self, entry: HistoryEntry) -> None:

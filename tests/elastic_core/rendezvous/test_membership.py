@@ -6,6 +6,7 @@ from elastic_core.model.membership import Cause, Closed, Outcome
 from elastic_core.model.node import NodePhase
 from elastic_core.rendezvous.events import (
     ProbeNodes,
+    PublishGeneration,
     Wait,
     WakeAt,
 )
@@ -241,3 +242,17 @@ def test_a_target_is_kept_within_the_bounds_of_the_run(wanted: int, members: int
     for name in "abcd":
         run.seen(name)
     assert len(run.members) == members
+
+
+def test_newcomers_after_a_join_wait_for_each_other_but_no_longer_than_the_last_call() -> None:
+    run = running("a", max_nodes=6, last_call=5.0)
+    run.now = 100.0
+    assert len(of(PublishGeneration, run.seen("b"))) == 1
+    run.now = 101.0
+    run.enter()
+    run.now = 102.0
+    assert WakeAt(at=105.0) in run.seen("c")
+    assert of(PublishGeneration, run.seen("d")) == []
+    run.now = 105.0
+    assert run.tick() != []
+    assert run.members == ("a", "b", "c", "d")

@@ -36,6 +36,8 @@ _PORTS: Final = range(30_000, 32_768)
 
 _PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.02
+_RELEASE_S: Final = 2.0
+"""A killed server is gone for who looks while its last threads still hold the port that we want again."""
 _DIE_WITH_PARENT: Final = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -118,7 +120,8 @@ class EtcdServer:
         host, port = self._options.host, self._port
         for _ in range(1 if self._port else _PORT_ATTEMPTS):
             port = self._port or free_port(host)
-            if _is_free(host, port) and self._start_on(port, binary):
+            patience_s = _RELEASE_S if self._port else 0
+            if _await_free(host, port, patience_s) and self._start_on(port, binary):
                 return
         self._refuse(f"port {port} on {host} is in use: choose another, or 0 for a free one")
 
@@ -344,6 +347,13 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _await_free(host: str, port: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not (free := _is_free(host, port)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return free
 
 
 def _client_context(tls: TlsFiles) -> ssl.SSLContext:

@@ -63,7 +63,8 @@ class Snapshot:
         Args:
             directory: Where records and checkpoints go if no agent says so; None: nowhere.
             seed: Of the order of the samples, and of what model and augmentation draw.
-            every: Steps from one snapshot in memory to the next; 0: so that copying takes at most a twentieth of the time.
+            every: Steps from one snapshot in memory to the next; 0: so that copying takes at most a
+                twentieth of the time.
             parts: Model, optimizer, schedule… by a name of your choice.
 
         Raises:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
@@ -103,7 +104,8 @@ def test_a_slow_worker_that_recovers_is_told_of_once_more() -> None:
             told.append((step, pace))
     (found, slow), (ended, again) = told
     assert (found, ended) == (72, 174)
-    assert slow == Pace(is_slow=True, ratio=2.0, seconds=0.4, others=0.2)
+    # 23 of the 40 looks were slow: of the middle 24 looks 15 are, and 2 ** (15 / 24) is their mean
+    assert slow == Pace(is_slow=True, ratio=pytest.approx(2 ** (15 / 24)), seconds=0.4, others=0.2)
     assert not again.is_slow
 
 

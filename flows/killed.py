@@ -12,12 +12,12 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
@@ -100,6 +100,6 @@ def _tell(client: SyncPrefectClient, flow_run: UUID, why: str) -> str:
     if state is None or state.is_final():
         return ""
     is_cancelled = state.type is StateType.CANCELLING
-    new = Cancelled(message=why) if is_cancelled else Crashed(message=why)
+    new: State[Any] = Cancelled(message=why) if is_cancelled else Crashed(message=why)
     client.set_flow_run_state(flow_run, new)
     return f"flow run {flow_run} is {new.name}: {why}"

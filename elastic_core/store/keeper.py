@@ -179,6 +179,9 @@ class LeaseKeeper:
             stream = self._open_stream(self._requests(self._stream_number))
             with self._changed:
                 self._stream = stream
+                is_needless = not self._renewals  # dropped while it opened: nobody could cancel it
+            if is_needless:
+                stream.cancel()
             for lease, ttl_s in stream:
                 answered = True
                 self._take_answer(lease, ttl_s)

@@ -41,7 +41,7 @@ class World(Protocol):
         """Every node that ever was."""
         ...
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         """Let something happen later."""
         ...
 
@@ -176,7 +176,7 @@ class CoordinatorHost:
 
     # ---- commands ----------------------------------------------------------------------------
 
-    def _in_term(self, delay: float, action: Callable[[], None]) -> None:
+    def _in_term(self, delay: float, action: Callable[[], object]) -> None:
         """Do something later, if this leader still leads then."""
         term = self._term
         self._world.after(delay, lambda: action() if term == self._term else None)

@@ -69,7 +69,7 @@ class Simulator:
         self._entered: set[NodeId] = set()
         self._elastic = elastic
         self._rng = random.Random(seed)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._names = 0
 
@@ -91,7 +91,7 @@ class Simulator:
         action()
         return True
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         """Let something happen later."""
         self._order += 1
         heapq.heappush(self._queue, (self.now + delay, self._order, action))

@@ -9,7 +9,7 @@ import pytest
 from elastic_core.clock import SystemClock
 from elastic_core.errors import StoreUnavailable
 from elastic_core.ids import LeaseId
-from elastic_core.store.keeper import LeaseKeeper
+from elastic_core.store.keeper import LeaseKeeper, Renewal
 
 LEASE = LeaseId(7)
 
@@ -111,16 +111,16 @@ def test_a_stream_without_answers_is_abandoned_and_made_anew(keeper: LeaseKeeper
     assert renewal.wait_lost(0.05) is False
 
 
-def test_a_silent_stream_is_left_while_a_third_of_the_ttl_is_still_to_come(
-    keeper: LeaseKeeper, streams: Streams
-) -> None:
-    keeper.keep(LEASE, 0.6)
+def test_a_silent_stream_is_left_while_a_third_of_the_ttl_is_still_to_come(streams: Streams) -> None:
+    keeper = LeaseKeeper(streams, clock=SystemClock(), silence_s=60)
+    keeper.keep(LEASE, 1.5)
     stream = streams.next()
-    stream.answers.put((stream.asked.get(timeout=1), 0.6))
+    stream.answers.put((stream.asked.get(timeout=5), 1.5))
     renewed = SystemClock().monotonic()
-    stream.asked.get(timeout=1)  # and no answer: after 0.2 s, not after the 0.3 s of `silence_s`
-    streams.next().asked.get(timeout=1)
-    assert SystemClock().monotonic() - renewed < 0.48
+    stream.asked.get(timeout=5)  # and no answer: after 0.5 s, not after `silence_s`
+    streams.next().asked.get(timeout=5)
+    keeper.close()
+    assert SystemClock().monotonic() - renewed < 1.5
 
 
 def test_last_renewed_is_when_the_confirmed_renewal_was_asked_for(
@@ -146,6 +146,22 @@ def test_a_bug_in_the_thread_reaches_whoever_waits(keeper: LeaseKeeper, streams:
     with pytest.raises(RuntimeError, match="lease keeper's thread failed") as caught:
         renewal.wait_lost(5)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_lease_dropped_while_its_stream_opens_leaves_no_thread(streams: Streams) -> None:
+    renewals: list[Renewal] = []
+    began = threading.Event()
+
+    def open_stream(requests: Iterator[LeaseId]) -> ScriptedStream:
+        began.wait(5)
+        renewals[0].close()
+        return streams(requests)
+
+    keeper = LeaseKeeper(open_stream, clock=SystemClock())
+    renewals.append(keeper.keep(LEASE, 60))
+    began.set()
+    assert streams.next().canceled.wait(5)
+    keeper.close()
 
 
 def test_the_thread_ends_with_the_last_lease_and_begins_with_the_next(

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import boto3
 
 from elastic_core.cluster.provider import Instance, InstanceState
-from elastic_core.errors import ProviderUnavailable
+from elastic_core.errors import ProviderError, ProviderUnavailable
 from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.providers.aws.base import Base
@@ -33,6 +33,7 @@ END_S: Final = 300.0
 """An instance that was told to end has ended within this, or a person should know."""
 
 _LONGEST_PAUSE_S: Final = 5.0
+_BATCH: Final = 500
 
 _STATES: Final[Mapping[str, InstanceState]] = {
     "pending": InstanceState.PENDING,
@@ -143,24 +144,33 @@ class Inventory:
         }
 
     def terminate(self, names: Sequence[str]) -> None:
-        """Tell instances to end."""
-        for start in range(0, len(names), 500):
-            with naming("TerminateInstances"):
-                self.clients.ec2.terminate_instances(InstanceIds=list(names[start : start + 500]))
-
-    def end_all(self, run: RunId, role: Role) -> None:
-        """End a run's instances of one role, and wait for their end.
+        """Tell instances to end.
 
         Raises:
-            ProviderUnavailable: Some still run; the message names them.
+            ProviderError: Why a batch was not taken; every batch was tried.
+        """
+        if failed := terminate(self.clients.ec2, names):
+            raise next(iter(failed.values()))
+
+    def end_all(self, run: RunId, role: Role) -> None:
+        """End a run's instances of one role, and wait for their end; a call that fails is made again.
+
+        Raises:
+            ProviderError: Some still run; the message names them, and says why the last call failed.
         """
         deadline = self.clock() + END_S
         pause = 1.0
         while left := self._left(run, role):
-            self.terminate([node.name for node in left if node.state is not InstanceState.STOPPING])
+            failed = terminate(
+                self.clients.ec2, [node.name for node in left if node.state is not InstanceState.STOPPING]
+            )
+            names = ", ".join(node.name for node in left)
+            for error in failed.values():
+                if not isinstance(error, ProviderUnavailable):  # asked again it says the same
+                    raise type(error)(f"{error} Not terminated: {', '.join(failed)}") from error
             if self.clock() > deadline:
-                names = ", ".join(node.name for node in left)
-                raise ProviderUnavailable(f"still not terminated after {END_S:.0f} s: {names}")
+                why = "".join(f" ({error})" for error in list(failed.values())[:1])
+                raise ProviderUnavailable(f"still not terminated after {END_S:.0f} s{why}: {names}")
             self.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -170,3 +180,16 @@ class Inventory:
             for item in self.described(run, role)
             if item.instance.state is not InstanceState.ENDED
         ]
+
+
+def terminate(ec2: Any, names: Sequence[str]) -> dict[str, ProviderError]:
+    """Tell instances to end, batch after batch; return why for those whose batch was not taken."""
+    failed: dict[str, ProviderError] = {}
+    for start in range(0, len(names), _BATCH):
+        batch = names[start : start + _BATCH]
+        try:
+            with naming("TerminateInstances"):
+                ec2.terminate_instances(InstanceIds=list(batch))
+        except ProviderError as error:
+            failed |= dict.fromkeys(batch, error)
+    return failed

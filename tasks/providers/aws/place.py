@@ -11,10 +11,16 @@ from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.holdings import Holding
 from tasks.providers.aws.faults import naming
-from tasks.providers.aws.inventory import CLUSTER_TAG, EXPIRES_TAG, ROLE_TAG, RUN_TAG, AwsClients
+from tasks.providers.aws.inventory import (
+    CLUSTER_TAG,
+    EXPIRES_TAG,
+    ROLE_TAG,
+    RUN_TAG,
+    AwsClients,
+    terminate,
+)
 
 _LIVING = ["pending", "running", "stopping", "stopped"]
-_BATCH = 500
 
 
 class AwsPlace:
@@ -47,12 +53,11 @@ class AwsPlace:
             ]
 
     def remove(self, holdings: Sequence[Holding]) -> dict[str, str]:
-        """Terminate these instances; EC2 goes on by itself once it took the call."""
-        names = [holding.name for holding in holdings]
-        for start in range(0, len(names), _BATCH):
-            with naming("TerminateInstances"):
-                self._ec2.terminate_instances(InstanceIds=names[start : start + _BATCH])
-        return {}
+        """Terminate these instances, nodes before etcd; EC2 goes on by itself once it took the call."""
+        etcd = [holding.name for holding in holdings if holding.detail.startswith("etcd")]
+        nodes = [holding.name for holding in holdings if not holding.detail.startswith("etcd")]
+        failed = terminate(self._ec2, nodes) | terminate(self._ec2, etcd)
+        return {name: str(error) for name, error in failed.items()}
 
     def _holding(self, instance: Mapping[str, Any]) -> Holding:
         tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}

@@ -297,7 +297,7 @@ class AwsProvider:
         Every step is tried, also after another failed.
 
         Raises:
-            ProviderError: The first failure; the message says what is left.
+            ProviderError: The first failure, the others in its message, which says what is left.
         """
         self._looks.pop(run, None)
         problems: list[ProviderError] = []
@@ -313,7 +313,8 @@ class AwsProvider:
             problems.append(error)
         self._launched.pop(run, None)
         if problems:
-            raise problems[0]
+            first, *others = problems
+            raise type(first)("; ".join(map(str, (first, *others)))) from first
         self.spending.note_ends(run, [machine.machine for machine in self.spending.machines(run)])
 
     def _delete_versions(self, run: RunId) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 
 from elastic_core.model.job import AwsPool
 from tasks.emulator.account import CREDENTIALS, BaseMaker
@@ -23,8 +24,8 @@ class Account:
     cloud: Cloud
     base: Base
 
-    def client(self, service: str, region: str = REGION) -> Any:
-        return _client(service, region, self.cloud.url)
+    def client(self, service: str, region: str = REGION, *, attempts: int = 5) -> Any:
+        return _client(service, region, self.cloud.url, attempts)
 
     def pool(self, **changes: Any) -> AwsPool:
         return AwsPool(region=REGION, cluster="demo", endpoint_url=self.cloud.url, **changes)
@@ -35,8 +36,9 @@ class Account:
 
 
 @cache
-def _client(service: str, region: str, url: str) -> Any:
-    return boto3.client(service, region_name=region, endpoint_url=url, **CREDENTIALS)
+def _client(service: str, region: str, url: str, attempts: int) -> Any:
+    config = Config(retries={"total_max_attempts": attempts})
+    return boto3.client(service, region_name=region, endpoint_url=url, config=config, **CREDENTIALS)
 
 
 @cache

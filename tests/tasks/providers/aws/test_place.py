@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from elastic_core.model.job import JobSpec
+from tasks.emulator.frontdoor import Fault
 from tasks.providers.aws.account import examine_account
 from tasks.providers.aws.place import AwsPlace
 from tasks.reconcile import Scope, reconcile, teardown
 from tasks.runs import RunDirectory
 from tests.tasks.emulator.account import Account, account, cloud
-from tests.tasks.providers.aws.test_provider import RUN, provider, wanted
+from tests.tasks.providers.aws.test_provider import RUN, etcd, provider, wanted
 
 __all__ = ["account", "cloud"]
 
@@ -54,6 +55,20 @@ def test_a_teardown_ends_the_instances_of_its_run_and_no_others(account: Account
     assert teardown(RUN, scope).headline() == "1 found, 1 without an owner, 1 ended"
     assert mine not in account.living("running")
     assert len(account.living("running")) == 1
+
+
+@pytest.mark.case("A04")
+def test_an_orphan_that_could_not_be_ended_is_told_and_nodes_end_before_etcd(
+    account: Account, tmp_path: Path
+) -> None:
+    (node,) = [one.name for one in provider(account).launch(wanted()).launched]
+    etcd(account, tmp_path)
+    place = AwsPlace(account.pool())
+    account.cloud.door.inject(Fault(action="TerminateInstances", code="UnauthorizedOperation", status=403))
+    left = place.remove(sorted(place.find(), key=lambda holding: holding.name == node))  # etcd is first
+    assert set(left) == {node}
+    assert left[node].startswith("TerminateInstances: UnauthorizedOperation")
+    assert account.living() == [node]
 
 
 def test_an_account_is_examined_with_what_is_missing(

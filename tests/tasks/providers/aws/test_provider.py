@@ -12,11 +12,14 @@ import pytest
 from elastic_core.cluster.provider import InstanceState, LaunchRequest
 from elastic_core.errors import InsufficientCapacity, InvalidRequest, ProviderUnavailable, QuotaExceeded
 from elastic_core.ids import RunId
+from elastic_core.model.job import JobSpec
 from tasks.emulator.frontdoor import Fault
 from tasks.providers.aws.fleet import BLOCK_S, Pool
 from tasks.providers.aws.inventory import AwsClients, Inventory
 from tasks.providers.aws.provider import AwsProvider
+from tasks.runs import RunDirectory
 from tests.tasks.emulator.account import Account, account, cloud
+from tests.tasks.providers.aws.test_etcd import service
 
 __all__ = ["account", "cloud"]
 
@@ -41,6 +44,14 @@ def wanted(count: int = 1, token: str = "start", run: RunId = RUN) -> LaunchRequ
     return LaunchRequest(
         run=run, token=token, count=count, command=("--rdzv-id", run, "a b", "$HOME", "50%d", "")
     )
+
+
+def etcd(account: Account, runs: Path) -> str:
+    """Start the run's etcd; return its instance."""
+    directory = RunDirectory(runs / RUN)
+    directory.path.mkdir()
+    directory.begin_attempt(JobSpec(), now=0.0)
+    return service(account, directory).start(1).instance
 
 
 def exhaust(account: Account, zone: str, market: Any = "spot") -> None:
@@ -314,6 +325,46 @@ def test_teardown_of_what_does_not_end_is_bounded_and_names_it(account: Account)
     subject.inventory.wait = lambda seconds: now.__setitem__(0, now[0] + seconds)
     with pytest.raises(ProviderUnavailable, match=name):
         subject.teardown(RUN)
+
+
+@pytest.mark.case("A04")
+def test_nodes_that_may_not_be_ended_are_named_and_etcd_is_ended_all_the_same(
+    account: Account, tmp_path: Path
+) -> None:
+    subject = provider(account)
+    nodes = [node.name for node in subject.launch(wanted(2)).launched]
+    etcd(account, tmp_path)
+    account.cloud.door.inject(Fault(action="TerminateInstances", code="UnauthorizedOperation", status=403))
+    with pytest.raises(InvalidRequest, match=r"^TerminateInstances: UnauthorizedOperation") as caught:
+        subject.teardown(RUN)
+    assert all(name in str(caught.value) for name in nodes)
+    assert sorted(account.living()) == sorted(nodes)
+
+
+@pytest.mark.case("A04")
+def test_a_call_to_end_nodes_that_is_not_answered_is_made_again(account: Account) -> None:
+    subject = provider(account)
+    subject.launch(wanted(2))
+    subject.inventory.clients = replace(subject.inventory.clients, ec2=account.client("ec2", attempts=1))
+    account.cloud.door.inject(Fault(action="TerminateInstances", status=500, times=3))
+    subject.teardown(RUN)
+    assert account.living() == []
+    assert len(account.cloud.door.fired) == 3
+
+
+@pytest.mark.case("A04")
+def test_all_that_a_teardown_could_not_do_is_told_first_things_first(
+    account: Account, tmp_path: Path
+) -> None:
+    subject = provider(account)
+    subject.launch(wanted())
+    etcd(account, tmp_path)
+    for call in ("TerminateInstances", "DeleteLaunchTemplateVersions"):
+        account.cloud.door.inject(Fault(action=call, code="AccessDenied", status=403, times=2))
+    with pytest.raises(InvalidRequest) as caught:
+        subject.teardown(RUN)
+    told = [part.split(":")[0] for part in str(caught.value).split("; ")]
+    assert told == ["TerminateInstances", "TerminateInstances", "DeleteLaunchTemplateVersions"]
 
 
 @pytest.mark.case("A03")

@@ -122,11 +122,10 @@ class LocalProvider:
         return node
 
     def _started(self, request: LaunchRequest, node: NodeOnDisk) -> Instance:
-        """Start a node that was only intended so far; adopt it if its starter died in between."""
+        """Start a node that was only intended so far."""
+        node = self._found(request.run, node)
         if node.process is None:
-            orphans = self._processes(request.run, node)
-            agent = orphans[0] if orphans else self._spawn(request, node)
-            node = replace(node, process=agent)
+            node = replace(node, process=self._spawn(request, node))
             self._write(request.run, node)
         return self._instance(request.run, node)
 
@@ -151,7 +150,16 @@ class LocalProvider:
 
     # ---- looking -----------------------------------------------------------------------------
 
+    def _found(self, run: RunId, node: NodeOnDisk) -> NodeOnDisk:
+        """Return a node with its process, also where its starter died before it wrote that down."""
+        if node.process is not None or not (orphans := self._processes(run, node)):
+            return node
+        node = replace(node, process=orphans[0])
+        self._write(run, node)
+        return node
+
     def _instance(self, run: RunId, node: NodeOnDisk) -> Instance:
+        node = self._found(run, node)
         if node.process is not None and is_running(node.process):
             state = InstanceState.STOPPING if node.terminating else InstanceState.RUNNING
             return Instance(name=node.name, state=state, address="127.0.0.1", log=node.log)

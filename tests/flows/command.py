@@ -50,10 +50,14 @@ class Command:
     def until(self, text: str) -> str:
         """Read on until a line holds a text, and return it."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-            if text in line:
-                return line
+        try:
+            for line in self.process.stdout:
+                self.lines.append(line.rstrip())
+                if text in line:
+                    return line
+        except BaseException as error:  # a test's timeout says what was printed until then
+            error.add_note(f"{text!r} was not printed yet:\n" + "\n".join(self.lines))
+            raise
         raise AssertionError(f"{text!r} was never printed:\n" + "\n".join(self.lines))
 
     def finish(self) -> int:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_a_node_whose_starter_died_before_it_wrote_the_pid_is_adopted_not_double
     assert node.state is InstanceState.RUNNING
     assert record(runs).process == whole.process
     assert carrying(NODE_MARK, str(record_path(runs))) == [whole.process]
+
+
+def test_a_node_whose_starter_died_before_it_wrote_the_pid_is_seen_to_run(runs: Path) -> None:
+    launch(LocalProvider(runs, agent=AGENT))
+    written = record(runs)
+    record_path(runs).write_bytes(encode(replace(written, process=None)))
+
+    (seen,) = LocalProvider(runs, agent=AGENT).list_nodes(RUN)
+    assert seen.state is InstanceState.RUNNING
+    assert record(runs) == written
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])

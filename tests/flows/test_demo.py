@@ -75,7 +75,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(
     ("step", "strikes"),
-    [(10, False), (39, False), (40, False), (45, False), (47, True), (50, True), (55, False), (59, False)],
+    [(10, False), (39, False), (40, False), (41, True), (50, True), (59, True), (60, False), (61, True)],
 )
 def test_the_blow_comes_in_mid_epoch_after_a_fifth_of_the_training(
     killed: list[str], step: int, strikes: bool

@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,7 @@ EFS: Final = "/machine/efs"
 HOST_IMAGE: Final = "elastic-emulated-host"
 HOST_BASE: Final = "python:3.11-slim-bookworm"
 STOP_S: Final = 40
+_LOOK_S: Final = 0.1
 _DROPPED: Final = ("--log-driver", "--log-opt", "--gpus")
 _WITH_VALUE: Final = ("--name", "-v", "--tmpfs", "--user", "--stop-timeout", "--log-opt", "--log-driver")
 
@@ -174,10 +176,26 @@ class Hosts:
         )
         self.client.networks.get("none").disconnect(container)
         network.connect(container, ipv4_address=instance.private_ip)
-        container.start()
+        self._boot(container)
         self.cloud.booted(instance.id)
         # It waits as long as the machine lives, so it must not hold a worker of the pool.
         threading.Thread(target=self._watch, args=(instance, container), daemon=True).start()
+
+    def _boot(self, container: Any) -> None:
+        """Start a machine, once the one that had its address before is gone.
+
+        The account gives an address out again when an instance is ended; its machine takes a moment
+        longer, and on AWS no two machines ever have one address.
+        """
+        deadline = time.monotonic() + 2 * STOP_S
+        while True:
+            try:
+                return container.start()
+            except APIError as error:
+                if "Address already in use" not in str(error) or time.monotonic() > deadline:
+                    raise
+            if self._closed.wait(_LOOK_S):
+                return None
 
     def _watch(self, instance: Instance, container: Any) -> None:
         """Notice a machine that shut itself down."""

@@ -112,3 +112,20 @@ def test_a_crashed_host_ends_without_a_word(account: Account, hosts: Hosts) -> N
     subject, name = launch(account, hosts)
     hosts.crash(name)
     assert subject.list_nodes(RUN)[0].detail == "Server.InternalError: the host failed"
+
+
+def test_an_address_is_given_to_the_next_machine_once_the_last_one_is_gone(
+    account: Account, hosts: Hosts
+) -> None:
+    subject, first = launch(account, hosts)
+    address = account.cloud.instance(first).private_ip
+    account.cloud.ended(first)  # the account has its address back, and its machine still runs
+    second = subject.launch(LaunchRequest(run=RUN, token="next", count=1, command=())).launched[0].name
+    assert account.cloud.instance(second).private_ip == address
+    engine = docker.from_env()
+    eventually(
+        lambda: bool(engine.containers.list(all=True, filters={"name": f"^{second}$"})), "the machine"
+    )
+    hosts.crash(first)
+    hosts.wait()
+    assert account.living() == [second]

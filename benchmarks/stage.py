@@ -242,7 +242,7 @@ class Stage:
 
     def _marked(self) -> list[int]:
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in (process / "environ" for process in Path("/proc").glob("[0-9]*")):
             with contextlib.suppress(OSError):
                 if self._mark.encode() in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))

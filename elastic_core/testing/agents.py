@@ -312,7 +312,7 @@ def _leads(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     """Return all processes below one, whichever session they are in, parents first."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in (process / "stat" for process in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = path.read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(path.parent.name))

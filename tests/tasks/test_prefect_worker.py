@@ -89,7 +89,11 @@ def test_all_deployments_are_on_a_server_that_asks_for_a_password_and_nothing_is
         prefect_server.wait_healthy(record, tmp_path)
         names = prefect_worker.deploy_all(record, tmp_path, project=PROJECT)
         automations = {each["name"] for each in _ask(f"{record.api}/automations/filter", "admin:secret")}
-        assert automations == {"elastic-reconcile after a crash", "elastic-rescale on event"}
+        assert automations == {
+            "elastic-reconcile after a crash",
+            "elastic-reconcile after a silence",
+            "elastic-rescale on event",
+        }
         parameters = _run_by_event(record.api, _wanted("digits-1", 3))
         assert (parameters["run"], parameters["wish"]) == ("digits-1", {"target": 3})
         worker = prefect_worker.begin(record, tmp_path)

@@ -191,7 +191,7 @@ def environment_of(pid: int) -> list[str]:
 def descendants(pid: int) -> set[int]:
     """Return all processes below one, whichever session they are in."""
     parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in (process / "stat" for process in Path("/proc").glob("[0-9]*")):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):

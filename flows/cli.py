@@ -19,6 +19,7 @@ from elastic_core.errors import ElasticError, RefusedInput
 from elastic_core.exits import ExitCode
 from elastic_core.model.job import AwsPool, JobSpec
 from elastic_core.model.job_file import parse_job, read_mapping
+from flows.base import base
 from flows.retraining import Where, models, parse_gate, retrain_here
 from tasks import prefect_server, prefect_worker
 from tasks.overrides import apply_overrides
@@ -36,6 +37,7 @@ app = typer.Typer(
 server = typer.Typer(no_args_is_help=True, help="The local Prefect server: its UI shows runs, past ones too.")
 app.add_typer(server, name="server")
 app.add_typer(models, name="models")
+app.add_typer(base, name="base")
 
 JobFile = Annotated[Path, typer.Argument(help="YAML file of the job.", show_default=True)]
 Settings = Annotated[

@@ -34,6 +34,7 @@ class TerraformEvent:
         kind: "planned_change", "apply_start", "apply_complete", "diagnostic", "change_summary"…
         message: What Terraform says of it.
         resource: Address of the resource, or "".
+        action: "create", "update", "delete", "read"… of a change, or "".
         severity: "error" or "warning" for diagnostics, else "".
         detail: More of a diagnostic.
     """
@@ -41,6 +42,7 @@ class TerraformEvent:
     kind: str
     message: str
     resource: str = ""
+    action: str = ""
     severity: str = ""
     detail: str = ""
 
@@ -181,11 +183,13 @@ def _events(process: subprocess.Popen[str]) -> Iterator[TerraformEvent]:
 def parse(data: Mapping[str, Any]) -> TerraformEvent:
     """Return the event that one line of Terraform's JSON holds."""
     diagnostic = data.get("diagnostic", {})
-    place = data.get("hook", {}).get("resource") or data.get("change", {}).get("resource") or {}
+    change = data.get("hook") or data.get("change") or {}
+    place = change.get("resource") or {}
     return TerraformEvent(
         kind=data.get("type", "output"),
         message=diagnostic.get("summary") or data.get("@message", ""),
         resource=place.get("addr", diagnostic.get("address", "")),
+        action=change.get("action", ""),
         severity=diagnostic.get("severity", ""),
         detail=" ".join(diagnostic.get("detail", "").split()),
     )

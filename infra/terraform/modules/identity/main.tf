@@ -102,8 +102,33 @@ data "aws_iam_policy_document" "controller" {
 
   statement {
     sid       = "Launch"
-    actions   = ["ec2:CreateFleet", "ec2:RunInstances", "ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplateVersions"]
+    actions   = ["ec2:CreateFleet", "ec2:RunInstances"]
     resources = ["*"]
+  }
+
+  statement {
+    sid       = "HandNodesTheirStartScript"
+    actions   = ["ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplateVersions"]
+    resources = ["*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/elastic:cluster"
+      values   = [var.cluster]
+    }
+  }
+
+  # The flow runs with the file system mounted, and reads what nodes wrote.
+  statement {
+    sid       = "MountTheFileSystem"
+    actions   = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
+    resources = [var.file_system_arn]
+
+    condition {
+      test     = "StringEquals"
+      variable = "elasticfilesystem:AccessPointArn"
+      values   = [var.access_point_arn]
+    }
   }
 
   statement {

@@ -122,10 +122,8 @@ def test_an_address_is_given_to_the_next_machine_once_the_last_one_is_gone(
     account.cloud.ended(first)  # the account has its address back, and its machine still runs
     second = subject.launch(LaunchRequest(run=RUN, token="next", count=1, command=())).launched[0].name
     assert account.cloud.instance(second).private_ip == address
-    engine = docker.from_env()
-    eventually(
-        lambda: bool(engine.containers.list(all=True, filters={"name": f"^{second}$"})), "the machine"
-    )
+    machines = docker.from_env().containers
+    eventually(lambda: bool(machines.list(all=True, filters={"name": f"^{second}$"})), "the machine")
     hosts.crash(first)
     hosts.wait()
     assert account.living() == [second]

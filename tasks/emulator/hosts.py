@@ -188,14 +188,15 @@ class Hosts:
         longer, and on AWS no two machines ever have one address.
         """
         deadline = time.monotonic() + 2 * STOP_S
-        while True:
+        while not self._closed.is_set():
             try:
-                return container.start()
+                container.start()
             except APIError as error:
                 if "Address already in use" not in str(error) or time.monotonic() > deadline:
                     raise
-            if self._closed.wait(_LOOK_S):
-                return None
+                self._closed.wait(_LOOK_S)
+            else:
+                return
 
     def _watch(self, instance: Instance, container: Any) -> None:
         """Notice a machine that shut itself down."""

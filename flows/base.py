@@ -15,7 +15,9 @@ base = typer.Typer(
 )
 
 Cluster = Annotated[str, typer.Option(help="Name of the cluster: prefix and tag of all that is made.")]
-Module = Annotated[Path, typer.Option(help="Terraform's root module.", show_default="infra/terraform")]
+Module = Annotated[
+    Path | None, typer.Option(help="Terraform's root module; default: infra/terraform of this project.")
+]
 
 
 @base.command()
@@ -26,7 +28,7 @@ def apply(
     file_system: Annotated[
         str, typer.Option(help="An EFS file system of yours (fs-…), never changed; default: a new one.")
     ] = "",
-    module: Module = MODULE,
+    module: Module = None,
 ) -> None:
     """Make the base, or bring it to what the module says; goes on with one that was interrupted.
 
@@ -35,16 +37,16 @@ def apply(
     variables: dict[str, Any] = {"cluster": cluster, "region": region, "zones": zones}
     if file_system:
         variables["file_system_id"] = file_system
-    made = ClusterBase(cluster=cluster, module=module, tell=typer.echo)
+    made = ClusterBase(cluster=cluster, module=module or MODULE, tell=typer.echo)
     made.apply(variables)
     typer.echo(f"base: {made.file}")
     typer.echo(f"use it: --set pool.kind=aws --set pool.cluster={cluster} --set pool.base={made.file}")
 
 
 @base.command()
-def status(cluster: Cluster = "elastic", module: Module = MODULE) -> None:
+def status(cluster: Cluster = "elastic", module: Module = None) -> None:
     """Tell whether the base is as the module says; exit code 1 if `apply` would change it."""
-    found = ClusterBase(cluster=cluster, module=module, tell=typer.echo)
+    found = ClusterBase(cluster=cluster, module=module or MODULE, tell=typer.echo)
     has_drift = found.has_drift()
     told = "`apply` would change it" if has_drift else "as it should be"
     typer.echo(f"cluster {cluster} in {found.variables()['region']}: {told}")
@@ -55,10 +57,10 @@ def status(cluster: Cluster = "elastic", module: Module = MODULE) -> None:
 def destroy(
     cluster: Cluster = "elastic",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    module: Module = MODULE,
+    module: Module = None,
 ) -> None:
     """End the base, its own file system with all runs on it too; a file system of yours stays."""
-    found = ClusterBase(cluster=cluster, module=module, tell=typer.echo)
+    found = ClusterBase(cluster=cluster, module=module or MODULE, tell=typer.echo)
     variables = found.variables()
     found.check_unused()
     if not yes:

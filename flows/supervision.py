@@ -33,6 +33,7 @@ from elastic_core.model.progress import SlowWorker
 from elastic_core.planning.launches import LaunchLog
 from elastic_core.planning.plan import plan_cluster
 from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
+from elastic_core.planning.silence import SILENT_S, Silence
 from elastic_core.planning.slowness import Keep, replace_slow
 from elastic_core.rescale.decision import Rescale, decide, describe
 from elastic_core.store.protocol import Store
@@ -98,6 +99,7 @@ class Supervision:
         self._said = ""
         self._paces: list[SlowWorker] = []
         self._drained: set[NodeId] = set()
+        self._silence = Silence()
         self._plan = plan_cluster(cluster.attempt.job)
         # Tokens of this process only: what another one asked for is seen in the provider's list.
         self._log = LaunchLog(owner=f"{cluster.attempt.number}-{secrets.token_hex(4)}")
@@ -195,7 +197,13 @@ class Supervision:
         now = time.monotonic()
         instances = [instance for instance in seen.instances if instance.name not in self._bygone]
         self._log = self._log.noticed(instances)
-        for action in reconcile(self._plan, instances, log=self._log, members=members, now=now):
+        registered = {instance_of(record.node_id) for record in seen.nodes}
+        self._silence = self._silence.noticed(instances, registered, now)
+        boot_s = max(self._cluster.attempt.job.timeouts.join, SILENT_S)
+        for action in (
+            *self._silence.overdue(now, boot_s=boot_s),
+            *reconcile(self._plan, instances, log=self._log, members=members, now=now),
+        ):
             if isinstance(action, GiveUp):
                 return _hopeless(action)
             self._perform(action)

@@ -110,6 +110,11 @@ class Cloud:
         if instance.state != "terminated":
             instance.finish_termination(reason)
 
+    def said(self, name: str, text: str) -> None:
+        """A host's console shows this."""
+        instance: Any = self.instance(name)
+        instance.console = text
+
     def warn(self, name: str, client: Any, after: timedelta = NOTICE) -> datetime:
         """Announce a spot interruption on the event bus; return when it will happen.
 

@@ -215,7 +215,10 @@ class Hosts:
             for container in containers:
                 with contextlib.suppress(NotFound, APIError):
                     container.stop(timeout=stop_s)
-                    (self._directory(name) / f"{container.name}.log").write_bytes(container.logs())
+                    said = container.logs()
+                    (self._directory(name) / f"{container.name}.log").write_bytes(said)
+                    if container.name == name:
+                        self.cloud.said(name, said.decode(errors="replace"))
                     container.remove(force=True)
         link = self._sockets.pop(name, None)
         if link is not None:
@@ -328,9 +331,11 @@ class Hosts:
 
     def _docker(self, instance: Instance, arguments: list[str], say: Any) -> int:
         if arguments[0] != "run":
-            if arguments[:2] != ["image", "inspect"]:
+            if arguments[0] not in ("image", "pull"):
                 return 0
-            return subprocess.run(["docker", *arguments], capture_output=True, check=False).returncode
+            # There is no registry: an image that the engine does not have cannot be pulled.
+            looked = ["docker", "image", "inspect", arguments[-1]]
+            return subprocess.run(looked, capture_output=True, check=False).returncode
         if instance.state in ("shutting-down", "terminated"):
             return 1
         with subprocess.Popen(

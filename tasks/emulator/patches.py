@@ -6,6 +6,7 @@ test of its own. They touch moto's internals, so moto is pinned exactly.
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from moto.ec2.models.instances import Instance, InstanceBackend, InstanceState, 
 from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersion
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses.fleets import Fleets
+from moto.ec2.responses.general import General
 from moto.ec2.responses.launch_templates import LaunchTemplates
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import convert_tag_spec, random_fleet_id
@@ -47,6 +49,7 @@ def apply(market: SpotMarket, changed: Callable[[Instance], None]) -> None:
     file_system_policies_can_be_deleted()
     rules_between_groups_have_descriptions()
     spot_prices_are_the_markets(market)
+    consoles_show_what_the_machine_said()
 
 
 def _replace(owner: type, name: str, function: object) -> None:
@@ -360,3 +363,19 @@ def spot_prices_are_the_markets(market: SpotMarket) -> None:
         return ActionResult({"SpotPriceHistory": told})
 
     _replace(SpotInstances, "describe_spot_price_history", history)
+
+
+def consoles_show_what_the_machine_said() -> None:
+    """GetConsoleOutput: what this machine's console showed, nothing while EC2 has nothing of it.
+
+    AWS posts the console after an instance's state changed and keeps it for an hour after the end
+    (docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html); moto shows one fixed text.
+    """
+
+    def output(self: General) -> ActionResult:
+        instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
+        said: str = getattr(instance, "console", "")
+        shown = {"Output": base64.b64encode(said.encode()).decode()} if said else {}
+        return ActionResult({"InstanceId": instance.id, "Timestamp": datetime.now(UTC), **shown})
+
+    _replace(General, "get_console_output", output)

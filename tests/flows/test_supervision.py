@@ -15,6 +15,7 @@ from elastic_core.model.codec import decode, encode
 from elastic_core.model.job import HealthPolicy, JobSpec, NodeBounds
 from elastic_core.model.membership import Cause, Closed, Outcome, Stop, Target
 from elastic_core.model.node import NodePhase
+from elastic_core.planning import silence
 from elastic_core.rescale.decision import Rescale
 from elastic_core.store.keys import RunKeys
 from elastic_core.testing.fake_provider import FakeProvider
@@ -154,6 +155,31 @@ def test_a_lost_node_is_replaced_once(stage: Stage) -> None:
     stage.run()
     assert stage.running() == ["node-2", "node-3"]
     assert [request.count for request in stage.provider.requests] == [2, 1]
+
+
+@pytest.mark.case("D09")
+def test_a_node_that_runs_and_was_silent_for_long_is_ended_and_replaced(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "SILENT_S", 0.0)
+    seats = [stage.store.grant(60), stage.store.grant(60)]
+
+    def come() -> None:
+        for number, lease in enumerate(seats, start=1):
+            node = record(f"node-{number}.a", NodePhase.READY)
+            stage.store.put(KEYS.node(node.node_id), encode(node), lease)
+
+    def is_heard(seen: Observation) -> bool:
+        return len(seen.nodes) == 2 and len(stage.supervision._silence.heard) == 2
+
+    stage.acts += [
+        when(alive(2), come),
+        when(is_heard, lambda: stage.store.revoke(seats[0])),
+        when(lambda _: "node-3" in stage.running(), stage.close),
+    ]
+    assert stage.run() == DONE
+    assert stage.running() == ["node-2", "node-3"]
+    assert "ending node-1: it runs, and its agent is silent for 0 s" in stage.said
 
 
 def test_a_target_that_somebody_else_set_is_followed(stage: Stage) -> None:

@@ -180,7 +180,7 @@ docker run --name elastic-agent --init --net=host --restart=no --read-only --tmp
     --log-driver=awslogs --log-opt awslogs-region={region} --log-opt awslogs-group={log_group} \\
     --log-opt "awslogs-stream=$instance" -v {mount} \\
     {image} --name "$instance" {command} 2>&1 | tee -a {logs}/"$instance"/agent.log
-echo "elastic-node: agent exited with ${{PIPESTATUS[0]}}"
+echo "elastic-node: agent exited with ${{PIPESTATUS[0]}}" | tee /dev/console
 shutdown -h now
 """
 

@@ -29,6 +29,7 @@ from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.providers.aws.base import Base
 from tasks.providers.aws.boot import NodeBoot
+from tasks.providers.aws.console import Consoles
 from tasks.providers.aws.faults import naming
 from tasks.providers.aws.fleet import FleetOrder, Market, Pool, PoolMemory, read_answer
 from tasks.providers.aws.inventory import Described, Inventory, Role
@@ -77,6 +78,10 @@ class AwsProvider:
     _launched: dict[RunId, dict[str, Described]] = field(default_factory=dict)
     _leaving: dict[str, InterruptionNotice] = field(default_factory=dict)
     _looks: dict[RunId, _Look] = field(default_factory=dict)
+    _consoles: Consoles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._consoles = Consoles(self.inventory.clients.ec2)
 
     @property
     def spending(self) -> Spending:
@@ -232,7 +237,9 @@ class AwsProvider:
             return look.nodes
         if self.drives:
             self.interruptions(run)
-        nodes = tuple(self._with_notice(item.instance) for item in self._known(run))
+        nodes = tuple(
+            self._consoles.with_last_word(self._with_notice(item.instance)) for item in self._known(run)
+        )
         if self.drives:
             self.spending.note_ends(run, [node.name for node in nodes if node.state is InstanceState.ENDED])
         pause = LOOK_S * random.uniform(1.0, 1.2)  # flows that began together do not ask together

@@ -178,6 +178,13 @@ def test_the_price_history_tells_what_a_pool_costs_now(account: Account) -> None
     assert [(price["InstanceType"], float(price["SpotPrice"])) for price in told] == [("m5.large", 0.0375)]
 
 
+def test_a_console_shows_what_its_machine_said(account: Account) -> None:
+    names = [name for group in fleet(account, 2)["Instances"] for name in group["InstanceIds"]]
+    account.cloud.said(names[0], "one\ntwo\n")
+    shown = [account.client("ec2").get_console_output(InstanceId=name) for name in names]
+    assert [one.get("Output", "") for one in shown] == ["one\ntwo\n", ""]
+
+
 def test_a_fault_fires_where_it_is_armed_and_is_counted(account: Account) -> None:
     fault = Fault(action="DescribeVpcs", code="UnauthorizedOperation", skip=1)
     account.cloud.door.inject(fault)

@@ -4,14 +4,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import docker
 import pytest
+from moto.efs.models import efs_backends
 
 from elastic_core.cluster.provider import LaunchRequest
+from elastic_core.exits import ExitCode
 from elastic_core.ids import RunId
+from tasks.emulator.cloud import ACCOUNT
 from tasks.emulator.hosts import LABEL, Hosts
 from tasks.providers.aws.inventory import AwsClients, Inventory
 from tasks.providers.aws.provider import AwsProvider
@@ -127,3 +131,42 @@ def test_an_address_is_given_to_the_next_machine_once_the_last_one_is_gone(
     hosts.crash(first)
     hosts.wait()
     assert account.living() == [second]
+
+
+def machine_says(name: str) -> str:
+    return str(docker.from_env().containers.get(name).logs().decode())
+
+
+@pytest.mark.case("A07")
+def test_a_file_system_that_does_not_resolve_yet_is_mounted_later(account: Account, hosts: Hosts) -> None:
+    (backend,) = (one for one in efs_backends[ACCOUNT].values() if one.mount_targets_by_id)
+    targets = dict(backend.mount_targets_by_id)
+    backend.mount_targets_by_id.clear()
+    _, name = launch(account, hosts)
+    eventually(lambda: "Failed to resolve" in machine_says(name), "the first try")
+    assert agents(name) == []
+    backend.mount_targets_by_id.update(targets)
+    eventually(lambda: bool(agents(name)), "the agent")
+
+
+@pytest.mark.case("A07")
+def test_a_machine_that_cannot_begin_ends_and_its_reason_is_told(account: Account, hosts: Hosts) -> None:
+    subject = replace(provider(account), pool=account.pool(instance_types=("m5.large",), image="nowhere:1"))
+    (name,) = (
+        one.name
+        for one in subject.launch(LaunchRequest(run=RUN, token="start", count=1, command=())).launched
+    )
+    eventually(lambda: account.cloud.instance(name).state == "terminated", "the end")
+    (node,) = subject.list_nodes(RUN)
+    assert (node.exit_code, node.detail) == (ExitCode.UNFIT, "the image could not be pulled")
+
+
+@pytest.mark.case("X04")
+def test_no_shell_reads_what_a_job_says(account: Account, hosts: Hosts) -> None:
+    hostile = ["train.py;touch /tmp/one", "$(touch /tmp/two)", "`touch /tmp/three`", "a'; touch /tmp/four; '"]
+    _, name = launch(account, hosts, *hostile)
+    eventually(lambda: any("name" in log for log in agents(name)), "the agent's first line")
+    assert f"name {name} rest {hostile}" in agents(name)[0]
+    machine = docker.from_env().containers.get(name)
+    traces = machine.exec_run(["sh", "-c", "ls /tmp/one /tmp/two /tmp/three /tmp/four 2>/dev/null"])
+    assert traces.output == b""

@@ -101,6 +101,18 @@ data "aws_iam_policy_document" "controller" {
   }
 
   statement {
+    sid       = "HearWhyAMachineEndedItself"
+    actions   = ["ec2:GetConsoleOutput"]
+    resources = ["*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/elastic:cluster"
+      values   = [var.cluster]
+    }
+  }
+
+  statement {
     sid       = "Launch"
     actions   = ["ec2:CreateFleet", "ec2:RunInstances"]
     resources = ["*"]

@@ -391,3 +391,80 @@ def test_whatever_call_fails_nothing_is_left_and_a_rerun_succeeds(
         InstanceState.RUNNING,
         InstanceState.ENDED,
     }
+
+
+SHUTDOWN = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
+
+
+@pytest.mark.case("A07")
+@pytest.mark.parametrize(
+    ("console", "exit_code", "detail"),
+    [
+        (
+            "boot\r\nelastic-node: the file system could not be mounted\r\n[ 9.1] down",
+            72,
+            "the file system could not be mounted",
+        ),
+        ("elastic-node: agent exited with 2\n", 2, SHUTDOWN),
+        ("Linux version 6.1", None, SHUTDOWN),
+    ],
+)
+def test_a_machine_that_ended_itself_is_told_with_its_last_word(
+    account: Account, console: str, exit_code: int | None, detail: str
+) -> None:
+    subject = provider(account)
+    name = subject.launch(wanted()).launched[0].name
+    account.cloud.ended(name, SHUTDOWN)
+    account.cloud.said(name, console)
+    (node,) = subject.list_nodes(RUN)
+    assert (node.exit_code, node.detail) == (exit_code, detail)
+    assert account.cloud.door.calls["GetConsoleOutput"] == 1
+
+
+def test_a_last_word_that_comes_late_is_heard_and_asked_for_no_more(account: Account) -> None:
+    subject = provider(account)
+    name = subject.launch(wanted()).launched[0].name
+    account.cloud.ended(name, SHUTDOWN)
+    account.cloud.door.inject(Fault(action="GetConsoleOutput", code="UnauthorizedOperation", status=403))
+    told = []
+    for said in ("", "elastic-node: no certificate came\n", ""):
+        account.cloud.said(name, said)
+        subject._looks.clear()
+        told.append(subject.list_nodes(RUN)[0].detail)
+    assert told == [SHUTDOWN, "no certificate came", "no certificate came"]
+    assert account.cloud.door.calls["GetConsoleOutput"] == 2
+
+
+def test_a_machine_that_was_ended_by_others_is_not_asked_why(account: Account) -> None:
+    subject = provider(account)
+    name = subject.launch(wanted()).launched[0].name
+    subject.terminate(RUN, [name])
+    assert subject.list_nodes(RUN)[0].state is InstanceState.ENDED
+    assert account.cloud.door.calls["GetConsoleOutput"] == 0
+
+
+@pytest.mark.case("A13")
+def test_tags_are_part_of_what_is_created_and_never_put_on_afterwards(
+    account: Account, tmp_path: Path
+) -> None:
+    account.cloud.door.inject(
+        Fault(action="CreateTags", code="UnauthorizedOperation", status=403, times=1000)
+    )
+    etcd(account, tmp_path)
+    provider(account).launch(wanted(2))
+    assert account.cloud.door.fired == []
+    ec2 = account.client("ec2")
+    reservations = ec2.describe_instances()["Reservations"]
+    made = [*(one for each in reservations for one in each["Instances"]), *ec2.describe_volumes()["Volumes"]]
+    assert len(made) == 6
+    assert [one for one in made if "elastic:run" not in {tag["Key"] for tag in one["Tags"]}] == []
+
+
+@pytest.mark.case("A18")
+def test_a_machine_image_that_does_not_resolve_is_told_in_awss_words(account: Account) -> None:
+    said = "Value (/aws/service/none) for parameter ImageId is invalid: it does not resolve to an AMI"
+    account.cloud.door.inject(Fault(action="CreateFleet", code="InvalidParameterValue", message=said))
+    with pytest.raises(InvalidRequest) as raised:
+        provider(account).launch(wanted())
+    assert said in str(raised.value)
+    assert account.living() == []

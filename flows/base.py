@@ -32,7 +32,7 @@ def apply(
 ) -> None:
     """Make the base, or bring it to what the module says; goes on with one that was interrupted.
 
-    Ctrl-C lets Terraform finish what is in flight and save its state.
+    Ctrl-C lets Terraform finish, since what is in flight would be in no state; a second one cancels it.
     """
     variables: dict[str, Any] = {"cluster": cluster, "region": region, "zones": zones}
     if file_system:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from elastic_core.agent.address import address_towards
+from elastic_core.agent.address import INTERFACE, address_towards
 from elastic_core.agent.arguments import parse_arguments
 from elastic_core.agent.directory import PrivateDirectory
 from elastic_core.agent.driver import AgentDriver
 from elastic_core.agent.events import Exit
 from elastic_core.agent.logs import LogContext, set_up_logs
-from elastic_core.agent.preflight import look_at_places
+from elastic_core.agent.preflight import look_at_interface, look_at_places
 from elastic_core.agent.report import (
     closed_before,
     failures_of_the_end,
@@ -84,10 +85,11 @@ def _take_part(settings: AgentSettings, endpoint: str) -> int:
 
 
 def _unfit(settings: AgentSettings) -> Exit | None:
-    """Return how to end if this node cannot write where it will have to; it has not registered by then."""
+    """Return how to end if this node cannot write or speak where it must; it has not registered yet."""
     if not settings.preflight:
         return None
-    bad = [finding.sentence() for finding in look_at_places(places_of(settings)) if finding.remedy]
+    found = [look_at_interface(os.environ.get(INTERFACE, "")), *look_at_places(places_of(settings))]
+    bad = [finding.sentence() for finding in found if finding.remedy]
     return Exit(code=ExitCode.UNFIT, reason="; ".join(bad)) if bad else None
 
 

@@ -14,6 +14,9 @@ from elastic_core.store.endpoint import Endpoint
 PORTS: Final = range(20_000, 30_000)
 """Below the kernel's ephemeral range: no outgoing connection takes a reserved port between two uses."""
 
+INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+"""Which interfaces gloo listens on; without it, the one that leads to the store."""
+
 _SIOCGIFADDR: Final = 0x8915
 
 
@@ -56,6 +59,17 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return ""
+
+
+def unknown_interfaces(names: str) -> list[str]:
+    """Return which of these names, joined by commas, this machine has no interface of."""
+    known = interfaces()
+    return [name for name in names.split(",") if name not in known]
+
+
+def interfaces() -> list[str]:
+    """Return the names of this machine's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 class PortReservation:

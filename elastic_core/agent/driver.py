@@ -63,6 +63,7 @@ from elastic_core.agent.events import (
     WriteStatus,
 )
 from elastic_core.agent.health import leave_record
+from elastic_core.agent.kernel_kills import KernelKills
 from elastic_core.agent.leadership import Leadership
 from elastic_core.agent.metadata import NoticeWatch
 from elastic_core.agent.notices import Notice
@@ -143,6 +144,7 @@ class AgentDriver:
             declared=settings.waits.hang,
             clock=clock,
         )
+        self._kernel_kills = KernelKills()
         self._port = PortReservation()
         self._probes = ProbeServer(clock)
         self._ring = RingWatch(
@@ -225,6 +227,8 @@ class AgentDriver:
         if isinstance(fact, ForkServerWarmed):
             _LOG.info("fork server is warm", seconds=round(fact.seconds, 3), notice=fact.notice or None)
         event = _agent_event(fact)
+        if isinstance(event, WorkerEnded) and event.code == -signal.SIGKILL:
+            event = replace(event, why=self._kernel_kills.blame())
         if self._concerns_us(event):
             self._handle(event)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from elastic_core.agent.address import INTERFACE
 from elastic_core.agent.events import GenerationPublished
 from elastic_core.agent.process import STACK_FILE
 from elastic_core.agent.pulse_watch import pulse_file, stack_file
@@ -43,7 +44,7 @@ class WorkerSettings:
 def base_environment(settings: WorkerSettings, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return what all workers of a node share, as the base of everything they see."""
     kept = {name: value for name, value in inherited.items() if not name.startswith(_NOT_FOR_WORKERS)}
-    interface = {"GLOO_SOCKET_IFNAME": settings.interface} if settings.interface else {}
+    interface = {INTERFACE: settings.interface} if settings.interface else {}
     return {
         "OMP_NUM_THREADS": "1",
         **interface,

@@ -108,10 +108,12 @@ class WorkerEnded:
 
     Attributes:
         code: The process's own exit code, or minus the signal that ended it.
+        why: What the kernel says of a kill, "" if nothing.
     """
 
     local_rank: int
     code: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

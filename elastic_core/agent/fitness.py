@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from elastic_core.agent.address import INTERFACE
 from elastic_core.agent.preflight import PATIENCE_S, Finding, tell
 from elastic_core.agent.process import die_with_parent
 
@@ -28,7 +29,6 @@ SLOW_S: Final = 1.0
 PAIR_NUMBERS: Final = 1 << 18
 PAIR_S: Final = 10.0
 CHECKS: Final = ("compute", "collective")
-INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
 
 def look_at_computing() -> Finding:

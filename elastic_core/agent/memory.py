@@ -48,6 +48,7 @@ class AgentMemory:
         ready: Local ranks whose workers are set up (elastic API).
         finished: Local ranks whose workers ended well in this generation.
         left: Local ranks whose workers left the generation at a boundary.
+        kills: What the kernel says of the last kill, by local rank.
         doomed: Local ranks whose failure was reported before their process ended.
         noted: Why workers fail, in their own words.
         newest: The newest generation that was published.
@@ -74,6 +75,7 @@ class AgentMemory:
     ready: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
+    kills: dict[int, str] = field(default_factory=dict)
     doomed: set[int] = field(default_factory=set)
     noted: dict[int, Failure] = field(default_factory=dict)
     newest: GenerationPublished | None = None
@@ -149,7 +151,7 @@ class AgentMemory:
             rank=-1,
             local_rank=local_rank,
             exit_code=exit_code_of(code) or ExitCode.FAILED,
-            message=self._ending(code),
+            message=self._ending(local_rank, code),
             started=code != 0,  # unknown where it said nothing; a restart may mend it
             consequence=self.stopping and (code in (-SIGTERM, 128 + SIGTERM) or is_killed_by_us),
         )
@@ -203,11 +205,12 @@ class AgentMemory:
         ranks = [str(first + local_rank) for local_rank in sorted(self.finished)]
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ended with code 0"
 
-    def _ending(self, code: int) -> str:
+    def _ending(self, local_rank: int, code: int) -> str:
         if code < 0:
             name = _NAMES.get(-code)
             signal = f"signal {-code} (SIG{name})" if name else f"signal {-code}"
-            return f"died by {signal}" + (", possibly out of memory" if code == -SIGKILL else "")
+            why = self.kills.get(local_rank, "") or ("possibly out of memory" if code == -SIGKILL else "")
+            return f"died by {signal}" + (f", {why}" if why else "")
         return f"ended with code {code}" if code else "ended before training began"
 
     # ---- facts -------------------------------------------------------------------------------
@@ -222,7 +225,8 @@ class AgentMemory:
                 self.warm = False
             case WorkerSpoke(local_rank=local_rank, message=message):
                 self._hear(local_rank, message)
-            case WorkerEnded(local_rank=local_rank, code=code):
+            case WorkerEnded(local_rank=local_rank, code=code, why=why):
+                self.kills[local_rank] = why
                 self.alive.discard(local_rank)
                 self.ready.discard(local_rank)
                 if code == 0:

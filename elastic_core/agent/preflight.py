@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from elastic_core.agent.address import INTERFACE, interfaces, unknown_interfaces
+
 PATIENCE_S: Final = 20.0
 """All looks together; what takes longer is as good as broken."""
 PROBE_BYTES: Final = 1 << 20
@@ -103,6 +105,20 @@ def _complete(said: str, checks: Sequence[str], why: str, remedy: str) -> list[F
 
 def _text(said: bytes | str | None) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+
+
+def look_at_interface(names: str) -> Finding:
+    """See whether gloo can use an interface's name; NCCL's patterns (`^lo,docker`) end it in every worker.
+
+    Args:
+        names: The value of `GLOO_SOCKET_IFNAME`, "" where nothing is said.
+    """
+    told = f"{INTERFACE} is {names!r}" if names else "the one that leads to the store"
+    unknown = unknown_interfaces(names) if names else []
+    if not unknown:
+        return Finding("interface", told)
+    remedy = f"{unknown[0]!r} is not here, and gloo takes names, no patterns: {', '.join(interfaces())}"
+    return Finding("interface", told, remedy)
 
 
 def look_at_place(check: str, path: Path) -> Finding:

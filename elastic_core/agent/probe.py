@@ -180,6 +180,9 @@ class SilenceMeter:
 
     Silence counts only while this process itself runs on time: after a stall of our own the
     neighbour gets its whole time again, for its answers may lie unread here.
+
+    Attributes:
+        was_heard: Whether an answer ever came.
     """
 
     def __init__(self, *, limit: float, interval: float, now: float) -> None:
@@ -190,6 +193,7 @@ class SilenceMeter:
         self._looked_at = now
         self._unanswered = 0
         self._refused = 0
+        self.was_heard = False
 
     def sent(self, now: float) -> None:
         """A ping was sent."""
@@ -201,6 +205,7 @@ class SilenceMeter:
     def heard(self, now: float) -> None:
         """An answer came."""
         self._heard_at, self._unanswered, self._refused = now, 0, 0
+        self.was_heard = True
 
     def silence(self, now: float) -> float:
         """Return for how long nothing came, while this process ran on time."""
@@ -227,6 +232,14 @@ class SilenceMeter:
         if silence > self._limit and self._unanswered >= max(3, self._limit / self._interval / 2):
             return f"silent for {silence:.1f} s"
         return ""
+
+
+def _where(neighbour: NodeRecord, meter: SilenceMeter) -> str:
+    """Say where one that never answered was asked: it may be another place than its own."""
+    if meter.was_heard or meter.is_refused:
+        return ""
+    place = f"{neighbour.address}:{neighbour.probe_port} (UDP)"
+    return f", and it never answered at {place}: see its --advertise, and what a firewall lets in"
 
 
 class RingWatch:
@@ -319,8 +332,8 @@ class RingWatch:
                     meter.pardon(self._clock.monotonic())
                 elif reason and self._may_accuse(meter):
                     self._drop(neighbour.node_id)
-                    suspicion = Suspicion(node_id=neighbour.node_id, lease=neighbour.lease, reason=reason)
-                    self._suspected(suspicion)
+                    why = f"{reason}{_where(neighbour, meter)}"
+                    self._suspected(Suspicion(node_id=neighbour.node_id, lease=neighbour.lease, reason=why))
 
     def _is_deaf(self, meter: SilenceMeter, began: float) -> bool:
         """Whether a third node does not reach this one either: then the silence is our own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,9 @@ NOTICE: Final = timedelta(seconds=20)
 
 CALM_STEPS: Final = 20
 """Steps that training goes on between two incidents."""
+
+_LEAVE_AND_JOIN: Final = 2
+"""Generations after a notice: the machine leaves, and its replacement joins, in either order."""
 
 _LOOK_S: Final = 0.5
 
@@ -46,9 +49,9 @@ class Stage:
 
     def play(self, incidents: Sequence[Incident]) -> None:
         """Let the incidents happen one after the other, each once training is calm."""
-        began = time.time()
+        began, warned, generation = time.time(), set[str](), 0
         for incident in incidents:
-            names = self._calm_machines(began)
+            names, seen = self._calm_machines(began, warned, generation)
             if not names:
                 self.say(f"training was over before {incident} could happen: let it train longer")
                 return
@@ -58,20 +61,32 @@ class Stage:
                     f"on stage: a spot notice for {victim}, which goes in {NOTICE.total_seconds():.0f} s"
                 )
                 self.hosts.interrupt(victim, self.events, NOTICE)
+                warned.add(victim)
+                generation = seen + _LEAVE_AND_JOIN
             else:
                 self.say(f"on stage: the host of {victim} fails")
                 self.hosts.crash(victim)
+                generation = seen + 1
             began = time.time()
 
-    def _calm_machines(self, began: float) -> list[str]:
-        """Return the training machines, once all of them have trained for some steps; none at the end."""
+    def _calm_machines(self, began: float, warned: Set[str], generation: int) -> tuple[list[str], int]:
+        """Return the training machines that may stay, and their generation; none at the end.
+
+        Args:
+            began: Steps before this do not count.
+            warned: Machines that were told to go: training goes on without them before it is calm.
+            generation: The least that can be calm.
+        """
         while not self.over.wait(_LOOK_S):
             machines = sorted(self._machines(), key=lambda machine: str(machine.launch_time))
-            steps = [line for line in self._newest_lines() if line["wall_time"] > began]
-            worlds = [line.get("world_size", 0) for line in steps[-CALM_STEPS:]]
-            if len(machines) > 1 and len(worlds) == CALM_STEPS and min(worlds) >= len(machines):
-                return [machine.id for machine in machines]
-        return []
+            names = [machine.id for machine in machines if machine.id not in warned]
+            steps = [line for line in self._newest_lines() if line["wall_time"] > began][-CALM_STEPS:]
+            worlds = {(line.get("world_size", 0), line["generation"]) for line in steps}
+            if len(names) > 1 and len(steps) == CALM_STEPS and len(worlds) == 1:
+                ((world, current),) = worlds
+                if world == len(names) and current >= generation:
+                    return names, current
+        return [], generation
 
     def _machines(self) -> list[Instance]:
         return [

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("prefect_server", "engine"),
 ]
 
-EPOCHS = 20
+EPOCHS = 40
 """Long enough for two new machines to come while the others train on."""
 
 CALLS = ("RunInstances", "CreateLaunchTemplateVersion", "CreateFleet")
@@ -76,7 +76,7 @@ def test_a_notice_and_a_failed_host_lose_no_sample_and_leave_no_machine(root: Pa
     assert any("the host failed" in how for how in lost), lost  # beside it a slow machine may be fenced
     assert (report["epochs"], report["samples_missed"], report["samples_repeated"]) == (EPOCHS, 0, 0)
     assert report["restart_count"] == 0
-    assert len(report["costs"]) == 4
+    assert len(report["costs"]) >= 4  # etcd, two nodes, and what replaced them
     assert report["cost_usd"] > 0
     assert all("agent.log" in " ".join(files) for files in report["logs"].values())
 

@@ -1,7 +1,6 @@
 """The base, made by the real Terraform and the real provider on the emulated account."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import InvalidRequest, RefusedInput
-from tasks.cluster_base import ClusterBase
+from tasks.cluster_base import MODULE, ClusterBase
 from tasks.emulator.account import CREDENTIALS
 from tasks.emulator.cloud import Cloud
 from tasks.emulator.frontdoor import Fault
+from tasks.process import with_argument
 from tasks.providers.aws.base import Base, read_base
 from tests.tasks.emulator.account import REGION, ZONES, Account, cloud
 
@@ -139,25 +139,44 @@ def _check_storage() -> None:
     )
 
 
-def test_an_apply_that_is_interrupted_goes_on_and_makes_nothing_twice(account: Account) -> None:
-    seen = threading.Event()
+def test_an_apply_that_is_interrupted_finishes_what_it_makes_and_the_next_makes_nothing_twice(
+    account: Account,
+) -> None:
+    told: list[str] = []
 
     def interrupt(line: str) -> None:
+        told.append(line)
         if "aws_vpc.this: Creation complete" in line:
-            seen.set()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         base(interrupt).apply(VARIABLES)
-    assert seen.is_set()
+    at = next(
+        number for number, line in enumerate(told) if line.startswith("interrupted: Terraform finishes")
+    )
+    assert "aws_vpc.this" in told[at - 1]
+    total = len(list(made()))
+    assert told[-1].startswith(f"{total}/{total} ")
     (network,) = networks(account)
     assert not Path(".elastic/base/demo/base.json").exists()
 
+    made_before = account.cloud.door.calls["CreateSubnet"]
     subject = base()
     subject.apply(VARIABLES)
-    assert networks(account) == [network]
+    assert (networks(account), account.cloud.door.calls["CreateSubnet"]) == ([network], made_before)
     subject.destroy()
     assert networks(account) == []
+
+
+def test_a_second_interruption_cancels_and_leaves_a_state_and_no_process(account: Account) -> None:
+    def interrupt(line: str) -> None:
+        if "aws_vpc.this: Creation complete" in line or line.startswith("interrupted"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        base(interrupt).apply(VARIABLES)
+    assert len(of_type("aws_vpc")) == 1
+    assert with_argument(f"-chdir={MODULE}") == []
 
 
 def test_an_apply_that_fails_says_what_aws_said_and_can_be_destroyed(account: Account) -> None:

@@ -1,9 +1,9 @@
-"""Terraform as a subprocess: typed events as progress, and a cancel that loses no state.
+"""Terraform as a subprocess: typed events as progress, and an interruption that loses no state.
 
-SIGKILL of an apply can leave resources that no state knows; SIGINT saves the
-state and releases the lock. So Terraform gets a session of its own, where our
-terminal's Ctrl-C does not reach it, and whatever ends us sends it one SIGINT and
-waits.
+SIGKILL of an apply can leave resources that no state knows. So can SIGINT: it saves the state and
+releases the lock, but the AWS provider drops its calls in flight, and what they make is in no state. So
+Terraform gets a session of its own, where our terminal's Ctrl-C does not reach it; whatever ends us lets it
+finish (minutes at most), and only a second interruption is passed on to it as a SIGINT.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from typing import Any, Final
 from elastic_core.errors import InvalidRequest, ProviderUnavailable, RefusedInput
 
 Listener = Callable[["TerraformEvent"], None]
+
+_FINISHING: Final = (
+    "interrupted: Terraform finishes first, for what is in flight would be in no state; "
+    "interrupt again to cancel it all the same"
+)
 
 CANCEL_WAIT_S: Final = 600.0
 """How long a cancelled apply may take to finish what is in flight and save its state."""
@@ -162,11 +167,22 @@ class Terraform:
                     self._listener(event)
                 process.wait()
             except BaseException:  # Ctrl-C, Prefect's termination signal, a listener's failure
-                _cancel(process)
+                self._finish(process)
                 raise
         if process.returncode != 0:
             told = "; ".join(f"{event.message} {event.detail}".strip() for event in errors)
             raise InvalidRequest(f"terraform {verb} failed: {told or f'exit code {process.returncode}'}")
+
+    def _finish(self, process: subprocess.Popen[str]) -> None:
+        """Let Terraform do the rest; a second interruption cancels it."""
+        try:
+            self._listener(TerraformEvent(kind="finishing", message=_FINISHING, severity="warning"))
+            for event in _events(process):
+                self._listener(event)
+            process.wait()
+        except BaseException:
+            _cancel(process)
+            raise
 
 
 def _events(process: subprocess.Popen[str]) -> Iterator[TerraformEvent]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from elastic_core.agent import fitness, preflight
+from elastic_core.agent.address import interfaces
 from elastic_core.agent.preflight import Finding, ask_child, look_at_place, look_at_places
 from elastic_core.exits import ExitCode
 from elastic_core.store.etcd import EtcdStore
@@ -97,17 +98,23 @@ def test_an_agent_whose_checkpoints_cannot_be_written_ends_before_it_registers(
         assert store.read_prefix(run.keys.prefix).entries == ()
 
 
+@pytest.mark.case("R16")
 @pytest.mark.slow
+@pytest.mark.parametrize("names", ["nosuch0", "^lo,docker"])
 def test_an_agent_whose_interface_is_not_there_ends_before_a_worker_starts(
-    store: EtcdStore, etcd_endpoint: str, tmp_path: Path
+    store: EtcdStore, etcd_endpoint: str, tmp_path: Path, names: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('worker started')")
-    nowhere = {"GLOO_SOCKET_IFNAME": "nosuch0"}
-    with AgentRun(store, etcd_endpoint, f"unfit-{os.getpid()}-2", tmp_path) as run:
+    nowhere = {"GLOO_SOCKET_IFNAME": names}
+    with AgentRun(store, etcd_endpoint, f"unfit-{os.getpid()}-{len(names)}", tmp_path) as run:
         agent = run.start("a", str(script), environment=nowhere)
         assert agent.wait() == ExitCode.UNFIT
-        assert "pre-flight check 'collective': two processes over nosuch0: " in agent.output()
+        unknown, known = names.split(",")[0], ", ".join(interfaces())
+        assert agent.last_lines()[0].endswith(
+            f"pre-flight check 'interface': GLOO_SOCKET_IFNAME is {names!r}; "
+            f"{unknown!r} is not here, and gloo takes names, no patterns: {known}"
+        )
         assert "worker started" not in agent.output()
         careless = run.start("b", "--preflight=off", str(script), environment=nowhere)
         assert careless.wait() == 0

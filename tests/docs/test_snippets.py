@@ -73,6 +73,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.case("L05")
 @pytest.mark.parametrize(("fence", "words"), COMMANDS, ids=named)
 def test_a_command_of_the_documentation_is_accepted(fence: Fence, words: list[str]) -> None:
     CHECKS[words[0]](words)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,28 @@ class ScriptRun(AgentRun):
         self.shared.mkdir()
 
     def node(
-        self, name: str, *arguments: str, nodes: str = "2", start: str = "fork", conf: str = ""
+        self,
+        name: str,
+        *arguments: str,
+        nodes: str = "2",
+        start: str = "fork",
+        conf: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> AgentProcess:
         waits = f"lease_ttl=2,last_call_timeout=1,join_timeout=60,{conf}"
         known = [f"--nnodes={nodes}", f"--rdzv-conf={waits}", f"--start-method={start}"]
-        return self.start(name, *known, *arguments)
+        return self.start(name, *known, *arguments, environment=environment)
 
-    def gloo(self, name: str, *flags: str, nodes: str = "2", steps: int = 100_000) -> AgentProcess:
+    def gloo(
+        self,
+        name: str,
+        *flags: str,
+        nodes: str = "2",
+        steps: int = 100_000,
+        environment: Mapping[str, str] | None = None,
+    ) -> AgentProcess:
         program = (str(SCRIPTS / "gloo_steps.py"), str(self.shared), f"--steps={steps}")
-        return self.node(name, *flags, *program, nodes=nodes)
+        return self.node(name, *flags, *program, nodes=nodes, environment=environment)
 
     def wait_step(self, step: int) -> None:  # type: ignore[override]
         """Wait until the script's own checkpoint has a step."""
@@ -239,6 +253,62 @@ def test_a_node_beyond_the_maximum_ends_well_with_the_job_and_never_started_a_wo
     assert [agent.output().count("started\n") for agent in (*trained, spare)] == [1, 1, 0]
 
 
+@pytest.mark.case("R17")
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_the_old_names_of_the_backend_mean_etcd_v3_and_are_told_once(run: ScriptRun, backend: str) -> None:
+    agent = run.node("a", f"--rdzv-backend={backend}", "--no-python", "true", nodes="1")
+    assert agent.wait() == 0
+    assert agent.output().count(f"--rdzv-backend {backend}: using etcd v3") == 1
+
+
+@pytest.mark.case("R20")
+@pytest.mark.slow
+def test_who_finished_first_waits_for_the_others_says_so_and_all_end_well(run: ScriptRun) -> None:
+    finish = run.shared / "finish"
+    late = f'test "$RANK" = 0 || until test -e {finish}; do sleep 0.1; done'
+    agents = [run.node(name, "--no-python", "bash", "-c", late) for name in "ab"]
+    waits = "1 of 2 nodes finished generation 1"
+    wait_until(lambda: any(waits in agent.output() for agent in agents), "the wait is told")
+    assert [agent.is_running for agent in agents] == [True, True]
+    finish.touch()
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert run.wait_closed().outcome is Outcome.SUCCEEDED
+
+
+SAVES = """
+cd "$0" && echo before > state
+trap 'touch saving; sleep 2; echo after > draft; mv draft state; exit 0' TERM
+touch trapped; while true; do sleep 0.1; done
+"""
+
+
+@pytest.mark.case("G01")
+@pytest.mark.slow
+@pytest.mark.parametrize(("grace", "state"), [("20", "after\n"), ("0.5", "before\n")])
+def test_a_program_saves_within_its_grace_and_one_that_is_killed_has_its_last_state(
+    run: ScriptRun, grace: str, state: str
+) -> None:
+    program = ("--no-python", "bash", "-c", SAVES, str(run.shared))
+    agent = run.node("a", *program, nodes="1", conf=f"stop_grace={grace}")
+    wait_until((run.shared / "trapped").exists, "the program runs")
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(15) == 75
+    assert (run.shared / "state").read_text() == state
+
+
+@pytest.mark.case("G10")
+@pytest.mark.slow
+def test_a_second_signal_during_the_save_leaves_the_state_before_it(run: ScriptRun) -> None:
+    agent = run.node("a", "--no-python", "bash", "-c", SAVES, str(run.shared), nodes="1")
+    wait_until((run.shared / "trapped").exists, "the program runs")
+    agent.signal(signal.SIGTERM)
+    wait_until((run.shared / "saving").exists, "it saves")
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(5) == 143
+    assert (run.shared / "state").read_text() == "before\n"
+
+
 # ---- groups ----------------------------------------------------------------------------------
 
 
@@ -341,3 +411,20 @@ def test_a_killed_node_of_a_script_is_a_loss_and_no_restart(run: ScriptRun) -> N
     entry = run.wait_entered(number + 1, 10)
     assert time.monotonic() - began < 2.5
     assert (entry.generation.cause, entry.generation.restart_count) == (Cause.LOSS, 0)
+
+
+@pytest.mark.case("R19")
+@pytest.mark.slow
+def test_a_node_whose_clock_is_wrong_by_minutes_trains_as_any_other(run: ScriptRun, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nreal = time.time\ntime.time = lambda: real() + 600\n"
+    )
+    early = run.gloo("a", steps=60)
+    late = run.gloo(
+        "b", steps=60, environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    )
+    assert [early.wait(), late.wait()] == [0, 0]
+    (entry,) = run.facts().history.values()
+    assert entry.lost == {}
+    times = {note["rank"]: note["t"] for note in run.notes() if "done" in note}
+    assert abs(times[0] - times[1]) > 300, "its clock is wrong"

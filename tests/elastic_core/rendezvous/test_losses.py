@@ -1,5 +1,7 @@
 """Members that vanish, and how they are told from members that only failed."""
 
+import pytest
+
 from elastic_core.ids import LeaseId, NodeId
 from elastic_core.model.membership import Cause, Outcome
 from elastic_core.rendezvous.events import (
@@ -9,6 +11,7 @@ from elastic_core.rendezvous.events import (
 from tests.elastic_core.rendezvous.scenes import causes, lost, of, running, stay_silent
 
 
+@pytest.mark.case("R09")
 def test_a_lost_member_is_a_loss_and_spends_no_restart() -> None:
     run = running("a", "b")
     assert of(ProbeNodes, run.gone("b")) == [ProbeNodes(nodes=(NodeId("a"),))]

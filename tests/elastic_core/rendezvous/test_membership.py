@@ -33,6 +33,7 @@ def test_a_reason_is_said_once() -> None:
     assert run.coordinator.reason == "1 of 2 nodes, waiting (timeout 60 s)"
 
 
+@pytest.mark.case("R09")
 def test_it_starts_at_once_when_all_that_the_flow_expects_are_ready() -> None:
     run = scenario()
     run.target(2)
@@ -50,6 +51,7 @@ def test_it_starts_at_once_at_the_maximum() -> None:
     assert run.members == ("a", "b")
 
 
+@pytest.mark.case("R09")
 def test_it_starts_after_the_last_call_when_more_may_come() -> None:
     run = scenario(min_nodes=2, last_call=5.0)
     run.seen("a")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from elastic_core.trainer.pace import Load, Pace, PaceDetector
 
 SHARDS = 8
+EVEN_SHARDS = 120
+"""Dealt to any of these clusters, nobody gets more than another."""
 STEP_S = 0.2
 FIXED = 0.3
 """Part of a step that does not depend on the number of samples."""
@@ -29,14 +31,15 @@ def steps(
     sigma: float,
     spikes: float,
     speed: Callable[[int, int], float],
+    total: int = SHARDS,
 ) -> Iterator[list[Load]]:
     """Yield what each worker reports, step after step; shards are dealt as they come out."""
     ranks, step = nodes * slots, 0
     while True:
         loads = []
         for rank in range(ranks):
-            shards = len(range(rank, max(SHARDS, ranks), ranks))
-            work = STEP_S * (FIXED + (1 - FIXED) * shards * ranks / SHARDS) * noise(chance, sigma, spikes)
+            shards = len(range(rank, max(total, ranks), ranks))
+            work = STEP_S * (FIXED + (1 - FIXED) * shards * ranks / total) * noise(chance, sigma, spikes)
             loads.append(Load(work * speed(rank // slots, step), 4.0 * shards, float(rank // slots)))
         yield loads
         step += 1
@@ -74,6 +77,7 @@ def test_no_node_is_accused_in_a_thousand_noisy_steps(
 @given(**CLUSTERS, **NOISE, begins=st.integers(0, 100))
 @example(nodes=2, slots=1, number=0, sigma=0.3, spikes=0.1, begins=100)
 @example(nodes=2, slots=3, number=0, sigma=0.0, spikes=0.0, begins=0)  # dealt less than the other node
+@example(nodes=3, slots=1, number=1, sigma=0.25, spikes=0.0, begins=0)
 def test_a_node_throttled_to_half_its_speed_is_found_within_fifty_steps(
     nodes: int, slots: int, number: int, sigma: float, spikes: float, begins: int
 ) -> None:
@@ -85,6 +89,8 @@ def test_a_node_throttled_to_half_its_speed_is_found_within_fifty_steps(
         sigma=sigma,
         spikes=spikes,
         speed=lambda node, step: 2.0 if node == nodes - 1 and step >= begins else 1.0,
+        # Who was dealt less is given the benefit of the doubt, which noise can make the whole verdict.
+        total=EVEN_SHARDS if sigma or spikes else SHARDS,
     )
     found = verdicts(stream, begins + 50)
     assert {node for _, node, _ in found} == {nodes - 1}

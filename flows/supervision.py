@@ -30,11 +30,13 @@ from elastic_core.model.codec import encode
 from elastic_core.model.membership import Closed, Outcome, Stop, Target
 from elastic_core.model.node import NodePhase
 from elastic_core.model.progress import SlowWorker
+from elastic_core.planning.crew import Crew, Keep
+from elastic_core.planning.failing import exclude_failing
 from elastic_core.planning.launches import LaunchLog
 from elastic_core.planning.plan import plan_cluster
 from elastic_core.planning.reconciliation import GiveUp, Hold, Launch, Terminate, reconcile
 from elastic_core.planning.silence import SILENT_S, Silence
-from elastic_core.planning.slowness import Keep, replace_slow
+from elastic_core.planning.slowness import replace_slow
 from elastic_core.rescale.decision import Rescale, decide, describe
 from elastic_core.store.protocol import Store
 from tasks.ownership import Ownership
@@ -147,7 +149,7 @@ class Supervision:
                 return self.stop("the time limit was reached")
             try:
                 self._follow(steering.wishes(), observation, ownership)
-                self._mind_the_slow(observation, ownership)
+                self._mind_the_ill(observation, ownership)
                 given_up = self._tend(observation, ownership)
             except LeaseLost as error:
                 raise Fenced(str(error)) from error
@@ -209,33 +211,34 @@ class Supervision:
             self._perform(action)
         return None
 
-    def _mind_the_slow(self, seen: Observation, ownership: Ownership) -> None:
-        """Tell of nodes that are slower than the others, and drain one where the job wants it replaced."""
+    def _mind_the_ill(self, seen: Observation, ownership: Ownership) -> None:
+        """Drain a node that keeps failing, or that is slow where the job wants such a one replaced."""
         for found in seen.slow:
             if found not in self._paces:
                 self._paces.append(found)
                 self._say(found.headline())
-        if not seen.slow or self._cluster.attempt.job.health.slow_node == "warn":
-            return
+        health = self._cluster.attempt.job.health
         alive = {record.node_id: record.phase for record in seen.nodes}
         enlisted = {member.node_id for entry in seen.history[-1:] for member in entry.members}
         members = enlisted & alive.keys()
         ready = {node_id for node_id, phase in alive.items() if phase is NodePhase.READY}
-        action = replace_slow(
-            seen.slow,
+        leaving = {node for node in members - ready if alive[node] is NodePhase.DRAINING}
+        crew = Crew(
             members=members,
             standbys=len(ready - members),
-            leaving={node for node in members - ready if alive[node] is NodePhase.DRAINING}
-            | (self._drained & members),
+            leaving=leaving | (self._drained & members),
             least=self._plan.min_nodes,
         )
+        action = exclude_failing(seen.failures, crew, after=health.exclude_after)
+        if action is None and health.slow_node == "replace":
+            action = replace_slow(seen.slow, crew)
         if isinstance(action, Keep):
             self._say_once(action.reason)
-        elif action is not None:
-            reason = f"draining {action.node_id}: {action.reason}"
-            if ownership.write(self._cluster.keys.drain(action.node_id), action.reason.encode()):
-                self._drained.add(action.node_id)
-                self._say(reason)
+        elif action is not None and ownership.write(
+            self._cluster.keys.drain(action.node_id), action.reason.encode()
+        ):
+            self._drained.add(action.node_id)
+            self._say(f"draining {action.node_id}: {action.reason}")
 
     def _follow(self, wishes: Sequence[Rescale], seen: Observation, ownership: Ownership) -> None:
         """Write the targets that wishes lead to; a wish outside the job's limits is refused in one line."""

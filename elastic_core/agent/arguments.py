@@ -366,10 +366,12 @@ class _Reader:
         if options.no_python:
             return Entrypoint("command", options.program)
         path = Path(options.program)
-        if not path.exists():
+        try:
+            path.open("rb").close()
+        except PermissionError:
+            self._refuse("script", path, "it cannot be read; check its permissions and its directories'")
+        except OSError:
             self._refuse("script", path, f"there is no such file in {Path.cwd()}; give its path")
-        elif not os.access(path, os.R_OK):
-            self._refuse("script", path, "it cannot be read; check its permissions")
         return Entrypoint("script", options.program)
 
     def _store(self) -> tuple[str, TlsFiles | None, Credentials | None]:

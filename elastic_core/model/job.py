@@ -311,6 +311,12 @@ class HealthPolicy(_Model):
         description="A node whose own work takes half as long again as the others' (trainers of the "
         "elastic API only) is told of, or drained and replaced.",
     )
+    exclude_after: int = Field(
+        2,
+        ge=0,
+        le=100,
+        description="A node on which so many failures in a row began is drained and replaced; 0: none is.",
+    )
     preflight: bool = Field(
         True,
         description="Whether a node looks at its disk, its checkpoint directory, a matrix product and a "

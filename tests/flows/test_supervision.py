@@ -26,6 +26,7 @@ from tasks.agents import Attempt
 from tasks.ownership import Ownership
 from tasks.runs import RunDirectory
 from tasks.watch import Observation
+from tests.elastic_core.planning.test_failing import failure
 from tests.elastic_core.planning.test_slowness import SLOW
 from tests.flows.test_live import record
 from tests.flows.test_news import entry
@@ -384,3 +385,18 @@ def test_a_slow_node_is_told_of_and_drained_where_the_job_wants_it_replaced(
     assert stage.said.count(SLOW.headline()) == 1
     drained = [said for said in stage.said if said.startswith("draining b.1: rank 1 on node b.1 is slow")]
     assert len(drained) == (policy == "replace")
+
+
+def test_a_node_on_which_every_failure_began_is_drained(stage: Stage) -> None:
+    def fail_twice() -> None:
+        seat(stage, "a.1", "b.1")
+        for number in (1, 2):
+            stage.store.put(KEYS.failure(number, NodeId("b.1")), encode(failure(number)))
+
+    drain = KEYS.drain(NodeId("b.1"))
+    stage.acts += [
+        when(alive(2), fail_twice),
+        when(lambda _: stage.store.read(drain) is not None, stage.close),
+    ]
+    stage.run()
+    assert stage.said[-1] == "draining b.1: the last 2 failures all began on b (ValueError: bad label 7)"

@@ -310,6 +310,23 @@ def test_a_missing_or_unreadable_script_is_named(script: Path, tmp_path: Path) -
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become nobody")
+def test_a_script_below_a_directory_that_this_user_may_not_enter_is_refused_in_one_line(
+    script: Path, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.setuid(65534)
+        os.write(write, "\n".join(refusals(program=[str(script.absolute())])).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(read, 4096).decode()
+    assert (
+        told == f"script '{script.absolute()}': it cannot be read; check its permissions and its directories'"
+    )
+
+
 def test_an_unknown_flag_is_taken_by_nobody() -> None:
     with pytest.raises(RefusedInput, match=r"required: program"):
         parse_arguments(["--nonsense=1"], {}, device_count=0)

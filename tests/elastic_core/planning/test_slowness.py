@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from elastic_core.ids import NodeId
 from elastic_core.model.progress import SlowWorker
-from elastic_core.planning.slowness import Drain, Keep, replace_slow
+from elastic_core.planning.crew import Crew, Drain, Keep
+from elastic_core.planning.slowness import replace_slow
 
 A, B, C = NodeId("a.1"), NodeId("b.1"), NodeId("c.1")
 SLOW = SlowWorker(
@@ -24,7 +25,8 @@ def decide(
     leaving: Collection[NodeId] = (),
     least: int = 1,
 ) -> Drain | Keep | None:
-    return replace_slow(slow, members=members, standbys=standbys, leaving=leaving, least=least)
+    crew = Crew(members=set(members), standbys=standbys, leaving=set(leaving), least=least)
+    return replace_slow(slow, crew)
 
 
 def test_a_slow_member_is_drained_with_its_evidence() -> None:

@@ -72,7 +72,8 @@ test-ui: $(STAMP) ## Look at a run in the Prefect UI, in headless Chromium (apt-
 test-aws: $(STAMP) ## Run the tests of the AWS path, on the emulator
 	@$(BIN)/python -m pytest -q -m 'aws and not docker' --timeout 300 $(ARGS)
 
-.PHONY: test-terraform
+.PHONY: test-terraform terraform-test
+terraform-test: test-terraform
 test-terraform: ## Check the base of infra/terraform without an account
 	@terraform -chdir=infra/terraform fmt -check -recursive
 	@terraform -chdir=infra/terraform init -backend=false -input=false -no-color > /dev/null

@@ -1,7 +1,9 @@
 """The flow against real agents, a real etcd and a real Prefect server."""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,27 +11,43 @@ from typing import Any
 import pytest
 
 from elastic_core.model.job import JobSpec
+from elastic_core.model.job_file import parse_job, read_mapping
 from elastic_core.model.membership import Outcome
 from elastic_core.rescale.decision import Rescale
 from flows.audience import RunEnd, RunSnapshot, listening
+from tasks.overrides import apply_overrides
 from tasks.rescale import rescale
 from tasks.runs import all_runs
+from tasks.validate import resolve
 from tests.flows.command import JOB, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("prefect_server")]
 
 
-class Conductor:
-    """An audience that acts when something is seen."""
+class Watcher:
+    """An audience that acts at every sight of the run, and remembers."""
 
-    def __init__(self, on_generation: Callable[[RunSnapshot], None]) -> None:
+    def __init__(self, act: Callable[[RunSnapshot], None]) -> None:
         self.end: RunEnd | None = None
         self.sentences: list[str] = []
-        self._act = on_generation
-        self._seen = 0
+        self._act = act
 
     def decided(self, sentence: str) -> None:
         self.sentences.append(sentence)
+
+    def saw(self, snapshot: RunSnapshot) -> None:
+        self._act(snapshot)
+
+    def ended(self, end: RunEnd) -> None:
+        self.end = end
+
+
+class Conductor(Watcher):
+    """Acts at each new generation."""
+
+    def __init__(self, act: Callable[[RunSnapshot], None]) -> None:
+        super().__init__(act)
+        self._seen = 0
 
     def saw(self, snapshot: RunSnapshot) -> None:
         current = snapshot.observation.current
@@ -37,18 +55,15 @@ class Conductor:
             self._seen = current.number
             self._act(snapshot)
 
-    def ended(self, end: RunEnd) -> None:
-        self.end = end
-
 
 def tell(word: str) -> Callable[[RunSnapshot], None]:
     return lambda snapshot: (snapshot.attempt.directory.path / word).touch()
 
 
-def train(conductor: Conductor, runs: Path, job: JobSpec = JOB) -> Any:
+def train(watcher: Watcher, runs: Path, job: JobSpec = JOB) -> Any:
     from flows.train import elastic_train
 
-    with listening(conductor):
+    with listening(watcher):
         return elastic_train(job, runs=str(runs), return_state=True)
 
 
@@ -159,3 +174,32 @@ def test_a_running_job_grows_and_shrinks_and_its_nodes_come_and_go(tmp_path: Pat
         f"Flow run encountered an exception: RefusedInput: run {run.run} does not run: "
         "start it with nodes.target in the job",
     )
+
+
+@pytest.mark.case("C05")
+def test_a_restarted_worker_finds_the_state_of_its_run_in_the_runs_own_folder(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_after_the_first_epoch(snapshot: RunSnapshot) -> None:
+        progress = snapshot.observation.progress
+        if killed or progress is None or progress.epoch < 1:
+            return
+        processes = processes_of(snapshot.attempt.directory)
+        (worker,) = [
+            one.pid for one in processes if Path(f"/proc/{one.pid}/comm").read_text() == "worker-0\n"
+        ]
+        os.kill(worker, signal.SIGKILL)
+        killed.append(progress.step)
+
+    settings = ["nodes.target=1", "checkpoint.every_steps=5"]
+    mapping = apply_overrides(read_mapping(Path("examples/digits.yaml")), settings)
+    job = resolve(parse_job(mapping, "examples/digits.yaml"))
+    before = set(Path.cwd().iterdir())
+    assert train(Watcher(kill_after_the_first_epoch), tmp_path, job).type == "COMPLETED"
+    (run,) = all_runs(tmp_path)
+    first, second = json.loads(run.report_file.read_text())["generations"]
+    assert (first["source"], second["source"], second["cause"]) == ("fresh", "checkpoint", "failure")
+    assert killed[0] - 5 <= second["step"]
+    assert second["step"] >= 23, "the second epoch goes on"
+    assert (run.path / "model").is_dir()
+    assert set(Path.cwd().iterdir()) == before

@@ -2,7 +2,7 @@
 
 Run it where the flow would run (docs/aws.md): in the cluster's network, with its file system mounted.
 
-    ELASTIC_AWS_SMOKE=1 ELASTIC_AWS_BASE=infra/terraform/base.json ELASTIC_AWS_IMAGE=…@sha256:… \
+    ELASTIC_AWS_SMOKE=1 ELASTIC_AWS_BASE=.elastic/base/elastic/base.json ELASTIC_AWS_IMAGE=…@sha256:… \
         python -m pytest tests/flows/test_train_aws_smoke.py
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import pytest
 
 from elastic_core.model.job import AwsPool
@@ -29,6 +30,15 @@ pytestmark = [
 ]
 
 QUARTER_OF_AN_HOUR = 0.25
+
+
+@pytest.fixture(autouse=True)
+def account() -> None:
+    if boto3.session.Session().get_credentials() is None:
+        pytest.skip("ELASTIC_AWS_SMOKE=1, but there are no AWS credentials: `aws configure`, or a role")
+    for name in ("ELASTIC_AWS_BASE", "ELASTIC_AWS_IMAGE"):
+        if not os.environ.get(name):
+            pytest.fail(f"{name} is not set: see the head of this file")
 
 
 def test_digits_train_on_two_small_spot_nodes_and_nothing_is_left() -> None:

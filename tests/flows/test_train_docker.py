@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tasks.providers.docker_engine import RUN_LABEL
 from tasks.runs import all_runs
 from tasks.validate import resolve
 from tests.docker.engine import IMAGE, left_of, required_client, required_image
+from tests.flows.test_train import Watcher
 
 pytestmark = [
     pytest.mark.docker,
@@ -39,24 +39,6 @@ def engine() -> Any:
     client = required_client()
     required_image(client, IMAGE)
     return client
-
-
-class Watcher:
-    """An audience that acts at every sight of the run, and remembers."""
-
-    def __init__(self, act: Callable[[RunSnapshot], None]) -> None:
-        self.end: RunEnd | None = None
-        self.sentences: list[str] = []
-        self._act = act
-
-    def decided(self, sentence: str) -> None:
-        self.sentences.append(sentence)
-
-    def saw(self, snapshot: RunSnapshot) -> None:
-        self._act(snapshot)
-
-    def ended(self, end: RunEnd) -> None:
-        self.end = end
 
 
 class Assassin:

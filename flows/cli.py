@@ -190,6 +190,18 @@ def stop(run: Annotated[str, typer.Argument(help="Id of the run.")], runs: RunsD
 
 
 @app.command()
+def fence(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    node: Annotated[str, typer.Argument(help="Name of the node, as `status` shows it.")],
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """End a node's membership at once: the others go on; a living one comes back as a new node."""
+    from flows.status import fence_node
+
+    fence_node(run, node, runs)
+
+
+@app.command()
 def scale(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
     target: Annotated[int, typer.Option(help="Nodes to have; 0: as now, within the bounds.", min=0)] = 0,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +17,11 @@ from elastic_core.model.membership import Stop
 from elastic_core.model.node import NodeRecord
 from elastic_core.model.progress import SlowWorker
 from elastic_core.store.keys import RunKeys
+from elastic_core.store.protocol import Store
 from flows.live import figures
 from tasks.agents import etcd_of, provider_of
 from tasks.etcd import connected
+from tasks.leases import fence, overdue
 from tasks.runs import RunDirectory, all_runs, find_run, is_driven
 from tasks.watch import Observation, observe
 
@@ -40,8 +43,11 @@ def show_status(run: str, root: Path) -> None:
     """
     directory = find_run(root, run)
     console = Console(highlight=False, soft_wrap=True)
-    seen = _seen(directory)
+    seen, over = _seen_with_leases(directory)
     console.print(_summary(directory, root, seen))
+    for node_id, seconds in over.items():
+        remedy = f"elastic-train fence {directory.run} {instance_of(node_id)}"
+        console.print(f"{node_id}: its lease is over for {seconds:.0f} s and etcd keeps it: `{remedy}`")
     nodes = provider_of(directory.job().pool, root).list_nodes(directory.run)
     console.print(_nodes_table(_rows(nodes, seen)))
     if _state(directory, root) == "unfinished":
@@ -71,26 +77,48 @@ def request_stop(run: str, root: Path) -> None:
         RefusedInput: It does not run.
     """
     directory = find_run(root, run)
+    with _store_of(directory, root) as store:
+        store.put(RunKeys(directory.run).stop, encode(Stop(reason="`elastic-train stop`")))
+    Console(highlight=False).print(f"run {directory.run} saves its state and ends")
+
+
+def fence_node(run: str, node: str, root: Path) -> None:
+    """End a node's membership at once.
+
+    Raises:
+        NoSuchRun: There is no such run.
+        RefusedInput: It does not run, or has no such node.
+    """
+    directory = find_run(root, run)
+    keys = RunKeys(directory.run)
+    with _store_of(directory, root) as store:
+        ended = fence(store, keys, observe(store, keys).nodes, node)
+    Console(highlight=False).print(f"run {directory.run}: {', '.join(ended)} is no member any more")
+
+
+@contextmanager
+def _store_of(directory: RunDirectory, root: Path) -> Iterator[Store]:
+    """Connect to a run's store. Raises RefusedInput: it does not run."""
     etcd = etcd_of(directory.job(), directory)
     record = etcd.record()
     if record is None or not etcd.is_running():
         raise RefusedInput([f"run {directory.run} does not run: {_state(directory, root)}"])
     with connected(record.endpoint, etcd.source) as store:
-        store.put(RunKeys(directory.run).stop, encode(Stop(reason="`elastic-train stop`")))
-    Console(highlight=False).print(f"run {directory.run} saves its state and ends")
+        yield store
 
 
 def _seen(directory: RunDirectory) -> Observation:
-    """Return what the run's store says, nothing if it does not answer."""
-    etcd = etcd_of(directory.job(), directory)
-    record = etcd.record()
-    if record is None or not etcd.is_running():
-        return Observation()
+    return _seen_with_leases(directory)[0]
+
+
+def _seen_with_leases(directory: RunDirectory) -> tuple[Observation, dict[NodeId, float]]:
+    """Return what the run's store says, nothing if it does not answer, and which leases are over."""
     try:
-        with connected(record.endpoint, etcd.source) as store:
-            return observe(store, RunKeys(directory.run))
-    except StoreError:
-        return Observation()
+        with _store_of(directory, directory.path.parent) as store:
+            seen = observe(store, RunKeys(directory.run))
+            return seen, overdue(store, seen.nodes)
+    except (RefusedInput, StoreError):
+        return Observation(), {}
 
 
 def _state(directory: RunDirectory, root: Path) -> str:

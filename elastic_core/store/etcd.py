@@ -249,6 +249,12 @@ class EtcdStore:
             if _NO_LEASE not in str(error):
                 raise
 
+    def remaining(self, lease: LeaseId) -> float:
+        """Return the seconds that a lease has left unless it is renewed; negative: it is over, or unknown."""
+        request = etcdrpc.LeaseTimeToLiveRequest(ID=lease)
+        what = f"ask for {lease:x}"
+        return float(self._calls.call(lambda link: link.lease.LeaseTimeToLive, request, what=what).TTL)
+
     def watch(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> Watch:
         """Watch some single keys and some prefixes in one stream."""
         single, outer = distinct(keys, prefixes)

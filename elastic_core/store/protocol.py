@@ -192,6 +192,10 @@ class Store(Protocol):
         """End a lease now, and with it the keys on it; a lease that is gone already is no error."""
         ...
 
+    def remaining(self, lease: LeaseId) -> float:
+        """Return the seconds that a lease has left unless it is renewed; negative: it is over, or unknown."""
+        ...
+
     def watch(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> Watch:
         """Watch some single keys and some prefixes in one stream."""
         ...

@@ -199,6 +199,11 @@ class MemoryServer:
             keeper.lost = True
         self.changed.notify_all()
 
+    def time_left(self, lease_id: LeaseId) -> float:
+        """Return the seconds that a lease has left, -1 if there is none."""
+        lease = self._leases.get(lease_id)
+        return lease.expires - self.clock.monotonic() if lease else -1.0
+
     def attach(self, keeper: _MemoryKeepAlive) -> None:
         """Have a lease kept alive; one that is gone is lost at once."""
         lease = self._leases.get(keeper.lease)
@@ -423,6 +428,10 @@ class MemoryStore:
     def revoke(self, lease: LeaseId) -> None:
         """End a lease now, and with it the keys on it; a lease that is gone already is no error."""
         self._call("revoke", "", lambda: self.server.end_lease(lease))
+
+    def remaining(self, lease: LeaseId) -> float:
+        """Return the seconds that a lease has left unless it is renewed; negative: it is over, or unknown."""
+        return self._call("remaining", "", lambda: self.server.time_left(lease))
 
     def watch(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> Watch:
         """Watch some single keys and some prefixes in one stream."""

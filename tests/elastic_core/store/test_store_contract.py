@@ -247,6 +247,13 @@ def test_revoking_twice_is_no_error(client: Store) -> None:
     client.revoke(lease)
 
 
+def test_a_lease_tells_what_it_has_left_and_one_that_is_gone_that_it_is_over(client: Store) -> None:
+    lease = client.grant(60)
+    assert 50 < client.remaining(lease) <= 60
+    client.revoke(lease)
+    assert client.remaining(lease) < 0
+
+
 def test_a_write_on_a_lease_that_is_gone_is_refused(client: Store, base: str) -> None:
     lease = client.grant(60)
     client.revoke(lease)

@@ -26,7 +26,7 @@ from tasks.overrides import apply_overrides
 from tasks.prefect_server import HOME
 from tasks.reconcile import Scope
 from tasks.registry.choice import MODELS
-from tasks.runs import RUNS, NoSuchRun
+from tasks.runs import RUNS, NoSuchRun, find_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -179,6 +179,26 @@ def doctor(
     scope = _scope(runs, docker=False, aws=[cluster] if cluster else None)
     aws = next(iter(scope.aws), None)
     raise typer.Exit(examine_here(runs=runs, pool=pool, store=store, aws=aws))
+
+
+@app.command(name="export")
+def export_model(
+    run: RunName = "",
+    form: Annotated[
+        Literal["torch-export", "torchscript"],
+        typer.Option("--format", help="For new code; TorchScript for old one."),
+    ] = "torch-export",
+    output: Annotated[Path | None, typer.Option(help="The file; default: beside the run's weights.")] = None,
+    runs: RunsDirectory = RUNS,
+) -> None:
+    """Write a run's trained model as one file that needs neither its source nor this program.
+
+    The file is read again and compared with the model before it is kept. Weights, classes and
+    preprocessing lie beside it, in `model.pt` and `config.json`.
+    """
+    from tasks.graph import model_of, write_graph
+
+    typer.echo(f"model: {write_graph(model_of(find_run(runs, run)), form, output)}")
 
 
 @app.command()

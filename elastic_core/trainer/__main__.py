@@ -4,6 +4,7 @@ python -m elastic_core.trainer run                  in an agent's worker: train 
 python -m elastic_core.trainer solo JOB.yaml        alone, undisturbed: the reference
 python -m elastic_core.trainer validate JOB.yaml    tell every mistake of a job
 python -m elastic_core.trainer score JOB.yaml DIR   try a trained model on the job's held-out data
+python -m elastic_core.trainer graph DIR FORMAT     write a trained model as one file, without its source
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("model", type=Path, help="directory of an exported model")
     score.add_argument("--json", action="store_true", help="print the score as one JSON object")
     score.set_defaults(command=_score)
+    graph = commands.add_parser("graph", help="write a trained model as one file, without its source")
+    graph.add_argument("model", type=Path, help="directory of an exported model")
+    graph.add_argument("format", choices=("torch-export", "torchscript"))
+    graph.add_argument("--output", type=Path, help="the file; default: beside the model's weights")
+    graph.set_defaults(command=_graph)
     return parser
 
 
@@ -97,6 +103,11 @@ def _score(arguments: argparse.Namespace) -> int:
         if arguments.json
         else f"accuracy {score.accuracy:.2%} on {score.samples} samples"
     )
+    return ExitCode.OK
+
+
+def _graph(arguments: argparse.Namespace) -> int:
+    _say(str(_module("graph").write_graph(arguments.model, arguments.format, arguments.output)))
     return ExitCode.OK
 
 

@@ -27,6 +27,8 @@ pytestmark = [
 SCRIPT = Path(__file__).parents[1] / "scripts" / "nothing.py"
 CALLS = 7
 """Network, etcd, two nodes: each container is created and started."""
+FIRST_TRAINS = 6
+"""From here on the first node runs."""
 NIGHTLY = os.environ.get("ELASTIC_NIGHTLY") == "1"
 CASES = [(at, how) for at in range(1, CALLS + 1) for how in ("fails", "lost", "killed")]
 SOME = [(3, "fails"), (4, "lost"), (7, "killed")]
@@ -86,8 +88,10 @@ def test_whatever_create_call_goes_wrong_nothing_is_left_and_the_same_command_su
         said, _ = first.communicate()
     assert door.fired.is_set(), said
     if how == "fails":
-        assert first.returncode == 1, said
-        assert "the Docker engine refused: injected" in said.splitlines()[-1]
+        # One node is enough for this job: it trains on while the second one is refused.
+        assert first.returncode == (1 if at < FIRST_TRAINS else 0), said
+        told = said.splitlines()[-1] if at < FIRST_TRAINS else said
+        assert "the Docker engine refused: injected" in told
     if how == "lost":
         assert first.returncode in (0, 1), said
     if how != "killed":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,16 +27,24 @@ class ExportedModel:
         transform: What a sample goes through before the model, None if nothing.
         classes: Names of the outputs in their order.
         metrics: Final figures of the training.
+        sample_shape: Of one input: (3, 224, 224). Empty where an older version wrote the model.
     """
 
     model: Any
     transform: Callable[[Any], Any] | None
     classes: tuple[str, ...]
     metrics: Mapping[str, float]
+    sample_shape: tuple[int, ...] = ()
 
 
 def export_model(
-    directory: Path, *, model: Any, config: Mapping[str, Any], dataset: Any, metrics: Mapping[str, float]
+    directory: Path,
+    *,
+    model: Any,
+    config: Mapping[str, Any],
+    dataset: Any,
+    metrics: Mapping[str, float],
+    sample_shape: Sequence[int],
 ) -> str:
     """Write weights and description; a reader never sees half of either. Return the directory."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -46,6 +54,7 @@ def export_model(
         "preprocessing": (data.get("test") or data["train"]).get("transforms"),
         "classes": list(getattr(dataset, "classes", ())),
         "metrics": dict(metrics),
+        "sample_shape": list(sample_shape),
     }
     _replace(directory / WEIGHTS, lambda path: torch.save(model.state_dict(), path))
     _replace(directory / CONFIG, lambda path: path.write_text(json.dumps(described, indent=2) + "\n"))
@@ -71,6 +80,7 @@ def load_exported(directory: Path) -> ExportedModel:
         transform=build_transforms(preprocessing) if preprocessing else None,
         classes=tuple(described["classes"]),
         metrics=described["metrics"],
+        sample_shape=tuple(described.get("sample_shape", ())),
     )
 
 

@@ -61,6 +61,7 @@ class ClassyTrainee:
         self.evaluated = -1
         self.figures: dict[str, float] = {}
         self._step = 0
+        self._sample_shape: tuple[int, ...] = ()
         self._cpus = cpus
         with random_state_kept():
             seed_all(derive(recipe.seed, "model"))
@@ -247,6 +248,7 @@ class ClassyTrainee:
         sample = move(fetched, self.device)
         if sample is None:
             return  # none of its images can be read
+        self._sample_shape = tuple(sample["input"].shape[1:])
         seed_all(derive(self.recipe.seed, "shard", self.epoch, self._step, number))
         if self.task.mixup_transform is not None:
             sample = mix(self.task.mixup_transform, sample)
@@ -365,6 +367,7 @@ class ClassyTrainee:
                 config=self.recipe.config,
                 dataset=self.task.datasets["train"],
                 metrics={**self.figures, "steps": self._step},
+                sample_shape=self._sample_shape,
             )
 
 

@@ -40,7 +40,7 @@ def apply(
     made = ClusterBase(cluster=cluster, module=module or MODULE, tell=typer.echo)
     made.apply(variables)
     typer.echo(f"base: {made.file}")
-    typer.echo(f"use it: --set pool.kind=aws --set pool.cluster={cluster} --set pool.base={made.file}")
+    typer.echo(f"use it: --set pool.kind=aws --set pool.cluster={cluster} --set pool.region={region}")
 
 
 @base.command()

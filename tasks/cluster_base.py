@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from elastic_core.errors import RefusedInput
 from elastic_core.model.job import AwsPool
-from tasks.prefect_server import HOME
-from tasks.providers.aws.base import parse_base
+from tasks.providers.aws.base import BASES, parse_base
 from tasks.providers.aws.terraform import Terraform, TerraformEvent
 
 MODULE: Final = Path(__file__).parents[1] / "infra" / "terraform"
@@ -44,7 +43,7 @@ class ClusterBase:
 
     @property
     def _directory(self) -> Path:
-        return HOME / "base" / self.cluster
+        return BASES / self.cluster
 
     @property
     def _variables_file(self) -> Path:
@@ -59,7 +58,7 @@ class ClusterBase:
         try:
             found: dict[str, Any] = json.loads(self._variables_file.read_bytes())
         except FileNotFoundError:
-            known = sorted(path.parent.name for path in (HOME / "base").glob("*/variables.json"))
+            known = sorted(path.parent.name for path in BASES.glob("*/variables.json"))
             there = ", ".join(known) or "none"
             raise RefusedInput(
                 [f"--cluster {self.cluster!r}: no base was made from here; known: {there}"]

@@ -106,7 +106,9 @@ def _with_base(job: JobSpec) -> JobSpec:
     """Return the job with its base found from any directory."""
     if not isinstance(job.pool, AwsPool):
         return job
-    pool = job.pool.model_copy(update={"base": str(Path(job.pool.base).absolute())})
+    from tasks.providers.aws.base import base_file
+
+    pool = job.pool.model_copy(update={"base": str(base_file(job.pool).absolute())})
     return job.model_copy(update={"pool": pool})
 
 

@@ -178,9 +178,9 @@ class AwsPool(_Model):
     kind: Literal["aws"] = "aws"
     cluster: str = Field("elastic", pattern=NAME_PATTERN, max_length=32, description="Name of the base.")
     base: str = Field(
-        "infra/terraform/base.json",
-        min_length=1,
-        description="File that `terraform output -json` wrote in infra/terraform.",
+        "",
+        description="File of the base's ids, as `elastic-train base apply` or `terraform output -json` writes "
+        "it; default: `.elastic/base/<cluster>/base.json`.",
     )
     mount: str = Field(
         "/mnt/elastic",

@@ -15,6 +15,7 @@ import boto3
 
 from tasks.emulator.cloud import Cloud
 from tasks.providers.aws.base import Base
+from tasks.providers.aws.inventory import CLUSTER_TAG
 
 CREDENTIALS: Final = {"aws_access_key_id": "emulated", "aws_secret_access_key": "emulated"}
 ETCD_PORT: Final = 2379
@@ -118,6 +119,12 @@ class BaseMaker:
                 "UserData": base64.b64encode(b"#!/bin/bash\n").decode(),
                 "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": disk}],
             },
+            TagSpecifications=[
+                {
+                    "ResourceType": "launch-template",
+                    "Tags": [{"Key": CLUSTER_TAG, "Value": self.cluster}],
+                }
+            ],
         )
         return str(made["LaunchTemplate"]["LaunchTemplateId"])
 

@@ -51,7 +51,7 @@ def _base(ec2: Any, pool: AwsPool) -> tuple[str, str, str]:
         return "base", f"cluster {pool.cluster!r}: {error}", "allow ec2:Describe* to this identity"
     if not found:
         told = f"there is no cluster {pool.cluster!r} in {pool.region}"
-        return "base", told, "make it: `terraform apply` in infra/terraform"
+        return "base", told, "make it: `elastic-train base apply`"
     return "base", f"cluster {pool.cluster!r} is there", ""
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from elastic_core.errors import RefusedInput
 from elastic_core.model.job import AwsPool
+
+BASES: Final = Path(".elastic/base")
+"""Directory of what `elastic-train base` made from here: a directory a cluster."""
 
 
 class Base(BaseModel):
@@ -52,7 +55,9 @@ def parse_base(outputs: dict[str, Any], source: str) -> Base:
     except ValidationError as error:
         missing = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
         raise RefusedInput(
-            [f"{source}: not the output of infra/terraform ({missing} missing): run `terraform apply` there"]
+            [
+                f"{source}: not the output of infra/terraform ({missing} missing): run `elastic-train base apply`"
+            ]
         ) from error
 
 
@@ -62,10 +67,15 @@ def read_base(path: Path) -> Base:
         outputs = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RefusedInput(
-            [f"base file {str(path)!r}: {error}; write it with `terraform output -json > {path}`"]
+            [f"base file {str(path)!r}: {error}; `elastic-train base apply` writes it"]
         ) from error
     plain = {name: value.get("value", value) for name, value in outputs.items() if isinstance(value, dict)}
     return parse_base(plain or outputs, str(path))
+
+
+def base_file(pool: AwsPool) -> Path:
+    """Return the file that describes the base of a pool's cluster, whether it is there or not."""
+    return Path(pool.base) if pool.base else BASES / pool.cluster / "base.json"
 
 
 def base_of(pool: AwsPool) -> Base:
@@ -74,10 +84,11 @@ def base_of(pool: AwsPool) -> Base:
     Raises:
         RefusedInput: Its file cannot be read, or describes another cluster or region.
     """
-    base = read_base(Path(pool.base))
+    base = read_base(base_file(pool))
+    file = str(base_file(pool))
     told = {"pool.cluster": (pool.cluster, base.cluster), "pool.region": (pool.region, base.region)}
     problems = [
-        f"{field}: is {given!r}, but the base in {pool.base!r} says {there!r}: give that or another base"
+        f"{field}: is {given!r}, but the base in {file!r} says {there!r}: give that or another base"
         for field, (given, there) in told.items()
         if given != there
     ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from elastic_core.errors import ProviderError
 from elastic_core.ids import RunId
 from elastic_core.model.job import AwsPool
 from tasks.holdings import Holding
@@ -23,8 +24,12 @@ from tasks.providers.aws.inventory import (
 _LIVING = ["pending", "running", "stopping", "stopped"]
 
 
+VERSION: Final = "template version"
+"""Kind of what holds a run's start script. It costs nothing, but a template takes only so many."""
+
+
 class AwsPlace:
-    """Instances of one cluster (`tasks.holdings.Place`).
+    """Instances of one cluster, and the start scripts of its runs (`tasks.holdings.Place`).
 
     They may belong to another machine's runs, so only those that expired, or whose run is known here,
     can be orphans.
@@ -37,7 +42,10 @@ class AwsPlace:
         self._clock = clock
 
     def find(self) -> Sequence[Holding]:
-        """Return the cluster's instances that carry a run's tag and still cost something."""
+        """Return the cluster's instances that carry a run's tag and still cost something, then scripts."""
+        return [*self._instances(), *self._versions()]
+
+    def _instances(self) -> Iterator[Holding]:
         filters = [
             {"Name": f"tag:{CLUSTER_TAG}", "Values": [self._pool.cluster]},
             {"Name": "tag-key", "Values": [RUN_TAG]},
@@ -45,18 +53,48 @@ class AwsPlace:
         ]
         with naming("DescribeInstances"):
             pages = self._ec2.get_paginator("describe_instances").paginate(Filters=filters)
-            return [
-                self._holding(instance)
-                for page in pages
-                for reservation in page["Reservations"]
-                for instance in reservation["Instances"]
+            for page in pages:
+                for reservation in page["Reservations"]:
+                    yield from map(self._holding, reservation["Instances"])
+
+    def _versions(self) -> Iterator[Holding]:
+        """Yield the versions beyond the first: their description begins with the run that made them."""
+        tagged = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [self._pool.cluster]}]
+        with naming("DescribeLaunchTemplates"):
+            templates = [
+                template["LaunchTemplateId"]
+                for page in self._ec2.get_paginator("describe_launch_templates").paginate(Filters=tagged)
+                for template in page["LaunchTemplates"]
             ]
+        with naming("DescribeLaunchTemplateVersions"):
+            versions = self._ec2.get_paginator("describe_launch_template_versions")
+            for template in templates:
+                for page in versions.paginate(LaunchTemplateId=template):
+                    for version in page["LaunchTemplateVersions"]:
+                        run, _, digest = version.get("VersionDescription", "").partition(" ")
+                        if digest:
+                            name = f"{template}:{version['VersionNumber']}"
+                            yield Holding(
+                                place="aws", kind=VERSION, name=name, run=RunId(run), is_foreign=True
+                            )
 
     def remove(self, holdings: Sequence[Holding]) -> dict[str, str]:
-        """Terminate these instances, nodes before etcd; EC2 goes on by itself once it took the call."""
-        etcd = [holding.name for holding in holdings if holding.detail.startswith("etcd")]
-        nodes = [holding.name for holding in holdings if not holding.detail.startswith("etcd")]
+        """Terminate these instances, nodes before etcd, and delete these scripts.
+
+        EC2 goes on by itself once it took the call.
+        """
+        scripts = [holding.name for holding in holdings if holding.kind == VERSION]
+        machines = [holding for holding in holdings if holding.kind != VERSION]
+        etcd = [holding.name for holding in machines if holding.detail.startswith("etcd")]
+        nodes = [holding.name for holding in machines if not holding.detail.startswith("etcd")]
         failed = terminate(self._ec2, nodes) | terminate(self._ec2, etcd)
+        for name in scripts:
+            template, _, number = name.partition(":")
+            try:
+                with naming("DeleteLaunchTemplateVersions"):
+                    self._ec2.delete_launch_template_versions(LaunchTemplateId=template, Versions=[number])
+            except ProviderError as error:
+                failed[name] = error
         return {name: str(error) for name, error in failed.items()}
 
     def _holding(self, instance: Mapping[str, Any]) -> Holding:

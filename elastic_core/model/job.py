@@ -179,8 +179,8 @@ class AwsPool(_Model):
     cluster: str = Field("elastic", pattern=NAME_PATTERN, max_length=32, description="Name of the base.")
     base: str = Field(
         "",
-        description="File of the base's ids, as `elastic-train base apply` or `terraform output -json` writes "
-        "it; default: `.elastic/base/<cluster>/base.json`.",
+        description="The base's ids, as `elastic-train base apply` or `terraform output -json` writes them; "
+        "default: `.elastic/base/<cluster>/base.json`.",
     )
     mount: str = Field(
         "/mnt/elastic",

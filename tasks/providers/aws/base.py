@@ -55,9 +55,7 @@ def parse_base(outputs: dict[str, Any], source: str) -> Base:
     except ValidationError as error:
         missing = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
         raise RefusedInput(
-            [
-                f"{source}: not the output of infra/terraform ({missing} missing): run `elastic-train base apply`"
-            ]
+            [f"{source}: no base of infra/terraform ({missing} missing): run `elastic-train base apply`"]
         ) from error
 
 

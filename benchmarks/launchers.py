@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from elastic_core.store.server import EtcdOptions, EtcdServer
 
@@ -34,13 +36,18 @@ class Peer:
 
     Attributes:
         command: Its command line; `{endpoint}` and `{run}` are filled in.
-        needs_etcd: Whether the endpoint is an etcd, else a free port that its first node opens.
+        store: What is at the endpoint: an etcd, torchft's lighthouse, or what its first node opens there.
+        environment: Of its nodes; filled in likewise.
+        flags: Of its lighthouse.
+        module: What must be installed for it.
     """
 
     name: str
     command: tuple[str, ...]
-    needs_etcd: bool
+    store: Literal["etcd", "lighthouse", "first node"]
     environment: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    module: str = ""
 
 
 _TORCHRUN = (
@@ -52,26 +59,46 @@ _AGENT = (
     "--max-restarts=100", "--rdzv-endpoint={endpoint}", "--rdzv-id={run}",
 )  # fmt: skip
 
+_TORCHFT = (
+    sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1", "--max-restarts=100",
+    "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(SCRIPT.with_name("torchft_steps.py")),
+)  # fmt: skip
+
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(
             name="torchrun",
             command=(*_TORCHRUN, "--rdzv-backend=c10d", str(SCRIPT)),
-            needs_etcd=False,
+            store="first node",
         ),
         Peer(
             name="torchrun-noshare",
             command=(*_TORCHRUN, "--rdzv-backend=c10d", str(SCRIPT)),
-            needs_etcd=False,
+            store="first node",
             environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         ),
         Peer(
             name="torchrun-etcd3",
             command=(*_TORCHRUN, "--rdzv-backend=etcd3", str(SCRIPT)),
-            needs_etcd=True,
+            store="etcd",
         ),
-        Peer(name="elastic", command=(*_AGENT, str(SCRIPT)), needs_etcd=True),
+        Peer(
+            name="torchft",
+            command=_TORCHFT,
+            store="lighthouse",
+            environment={"TORCHFT_LIGHTHOUSE": "http://{endpoint}"},
+            module="torchft",
+        ),
+        Peer(
+            name="torchft-tuned",
+            command=_TORCHFT,
+            store="lighthouse",
+            environment={"TORCHFT_LIGHTHOUSE": "http://{endpoint}"},
+            flags=("--heartbeat_timeout_ms=1000", "--join_timeout_ms=1000", "--quorum_tick_ms=20"),
+            module="torchft",
+        ),
+        Peer(name="elastic", command=(*_AGENT, str(SCRIPT)), store="etcd"),
         Peer(
             name="elastic-api",
             command=(
@@ -82,7 +109,7 @@ PEERS = {
                 "-m",
                 "benchmarks.scripts.elastic_steps",
             ),
-            needs_etcd=True,
+            store="etcd",
         ),
     )
 }
@@ -139,13 +166,15 @@ class Cluster:
     def start(self, count: int) -> None:
         """Start more nodes; the first one of a peer without etcd must be up before the next."""
         for _ in range(count):
-            command = tuple(
-                part.format(endpoint=self._endpoint, run=self._run) for part in self._peer.command
-            )
-            environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **self._peer.environment}
+            command = tuple(map(self._filled, self._peer.command))
+            own = {name: self._filled(value) for name, value in self._peer.environment.items()}
+            environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **own}
             self.nodes.append(Node(f"node-{len(self.nodes)}", command, self.directory, environment))
-            if not self._peer.needs_etcd and len(self.nodes) == 1:
+            if self._peer.store == "first node" and len(self.nodes) == 1:
                 _wait_open(self._endpoint, 60)
+
+    def _filled(self, text: str) -> str:
+        return text.format(endpoint=self._endpoint, run=self._run)
 
     def node_of(self, pid: int) -> Node:
         """Return the node that a process belongs to."""
@@ -161,14 +190,35 @@ class Cluster:
 def cluster(peer: Peer, directory: Path) -> Iterator[Cluster]:
     """Give an empty cluster with its endpoint; everything ends with it."""
     with contextlib.ExitStack() as stack:
-        if peer.needs_etcd:
+        endpoint = f"127.0.0.1:{_free_port()}"
+        if peer.store == "etcd":
             options = EtcdOptions(ends_with_parent=True)
             endpoint = stack.enter_context(EtcdServer(directory / "etcd", options)).endpoint
-        else:
-            endpoint = f"127.0.0.1:{_free_port()}"
+        elif peer.store == "lighthouse":
+            stack.enter_context(_lighthouse(peer, directory, endpoint))
         made = Cluster(peer, directory, endpoint)
         stack.callback(made.end)
         yield made
+
+
+@contextmanager
+def _lighthouse(peer: Peer, directory: Path, endpoint: str) -> Iterator[None]:
+    """Run torchft's lighthouse; it lies beside the interpreter that has torchft."""
+    program = Path(sys.executable).with_name("torchft_lighthouse")
+    command = [str(program), "--min_replicas=2", f"--bind={endpoint}", *peer.flags]
+    with (directory / "lighthouse.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _wait_open(endpoint, 60)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_installed(peer: Peer) -> bool:
+    """Return whether what a peer needs beyond this project is there."""
+    return not peer.module or find_spec(peer.module) is not None
 
 
 def _free_port() -> int:

@@ -1,6 +1,7 @@
 """How long a training stands still when a worker or a node is lost, or a node joins.
 
-    python -m benchmarks.recovery [--peers torchrun,torchrun-noshare,torchrun-etcd3,elastic,elastic-api]
+    python -m benchmarks.recovery [--peers torchrun,torchrun-noshare,torchrun-etcd3,torchft,torchft-tuned,
+        elastic,elastic-api]
         [--faults worker_kill,node_kill,node_join] [--runs 5] [--timeout 90] [--json PATH|-]
 
 Three nodes with one worker each (two, when one is to join) run the same paced training:
@@ -14,6 +15,8 @@ how many did, and when the last worker of the full group had come how far.
     torchrun           torch's own agent, c10d store, all defaults
     torchrun-noshare   the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun-etcd3     torchrun with our rendezvous
+    torchft            torchft's own wrappers and lighthouse, all defaults (pip install torchft)
+    torchft-tuned      the same with heartbeats of 1 s
     elastic            our agent, the same script
     elastic-api        our agent, a trainer on the elastic API
 """
@@ -32,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.diary import MILESTONES, Recovery, find_recovery, read_notes, workers
-from benchmarks.launchers import PEERS, Cluster, Peer, cluster
+from benchmarks.launchers import PEERS, Cluster, Peer, cluster, is_installed
 from benchmarks.rows import Row, log_to_stderr, machine_facts, print_report
 from benchmarks.scripts.pace import EVERY_STEPS
 
@@ -173,17 +176,21 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", default=",".join(PEERS), help="with commas")
-    parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
+    there = [name for name, peer in PEERS.items() if is_installed(peer)]
+    parser.add_argument("--peers", default=",".join(there), help="with commas; default: what is installed")
+    parser.add_argument("--faults", default="all", help="with commas")
     parser.add_argument("--runs", type=int, default=5, help="of each peer with each fault")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a recovery")
     parser.add_argument("--json", default="", metavar="PATH|-", help="also write JSON")
     arguments = parser.parse_args()
     for name, known in (("peers", PEERS), ("faults", FAULTS)):
-        given = getattr(arguments, name).split(",")
+        text = getattr(arguments, name)
+        given = list(known) if text == "all" else text.split(",")
         if unknown := [each for each in given if each not in known]:
             parser.error(f"--{name}: {', '.join(unknown)} unknown; there are {', '.join(known)}")
         setattr(arguments, name, given)
+    if absent := [name for name in arguments.peers if not is_installed(PEERS[name])]:
+        parser.error(f"--peers: {', '.join(absent)}: not installed; pip install {PEERS[absent[0]].module}")
     return arguments
 
 

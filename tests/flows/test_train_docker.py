@@ -32,6 +32,7 @@ EPOCHS = 16
 """Long enough for a new container to come while the other one trains on."""
 
 SCRIPT = Path(__file__).with_name("waiting_script.py")
+HUNGRY = Path(__file__).parents[1] / "scripts" / "hungry.py"
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +141,23 @@ def test_a_pool_that_cannot_work_is_refused_before_anything_is_made(
     assert problem in done.stderr
     assert all_runs(tmp_path) == []
     assert engine.containers.list(all=True, filters={"label": RUN_LABEL}) == []
+
+
+@pytest.mark.case("W05")
+def test_a_worker_that_always_runs_out_of_memory_is_not_relaunched_for_ever(
+    engine: Any, tmp_path: Path
+) -> None:
+    job = JobSpec(
+        name="hungry",
+        nodes=NodeBounds(min=1, max=1, target=1),
+        max_restarts=2,
+        training=ScriptTraining(script=str(HUNGRY)),
+        pool=DockerPool(image=IMAGE, memory_gib=0.75),
+    )
+    watcher = Watcher(lambda _: None)
+    end = train(watcher, tmp_path, resolve(job))
+    assert (end.outcome, end.exit_code) == (Outcome.FAILED, 137)
+    assert end.reason.startswith("3 failures, budget 2: rank 0 on node node-1.")
+    assert "died by signal 9 (SIGKILL), out of memory, limit 768 MiB" in end.reason
+    assert len([said for said in watcher.sentences if said.startswith("launching")]) == 1
+    assert left_of(engine, end.run) == []

@@ -23,6 +23,7 @@ from flows.base import base
 from flows.retraining import Where, models, parse_gate, retrain_here
 from tasks import prefect_server, prefect_worker
 from tasks.overrides import apply_overrides
+from tasks.prefect_notice import notify_on_failures
 from tasks.prefect_server import HOME
 from tasks.reconcile import Scope
 from tasks.registry.choice import MODELS
@@ -288,11 +289,20 @@ def up(
     deploy: Annotated[
         bool, typer.Option("--deploy", help="Deploy all of prefect.yaml, and start a worker that runs it.")
     ] = False,
+    notify: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE/NAME",
+            help="Block of this server to tell when three trainings fail within an hour: slack-webhook/team.",
+        ),
+    ] = "",
 ) -> None:
     """Start the server, and keep it running."""
     record = prefect_server.begin(port=port, host=host)
     prefect_server.wait_healthy(record)
     typer.echo(f"Prefect UI: {record.url}  (stop it with `make down`)")
+    if notify:
+        typer.echo(notify_on_failures(record, notify))
     if deploy:
         for name in prefect_worker.deploy_all(record):
             typer.echo(f"deployed: {name}")
